@@ -50,7 +50,9 @@ _CONSTANTS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
 _DIGITS = 16
 """Digits of a sha256 in descriptions for people."""
 _MAX_BYTES = 2**30
+"""Of a file of values."""
 _MAX_VALUES = 2**28
+"""Of a tensor that a text makes."""
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
     ".npy": npy.read_npy,
     ".npz": npy.read_npz,
@@ -77,7 +79,7 @@ def parse(
 
     Args:
         texts: NAME=VALUE or NAME.KEY=VALUE, each.
-        seed: Of random numbers.
+        seed: Of random numbers in the values.
         option: The option that has the texts, for messages.
 
     Raises:
@@ -114,7 +116,7 @@ def parse(
 
 
 def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
-    """A value that a text stands for, and its description.
+    """A value that a text stands for, and its description for the manifest.
 
     Args:
         title: What gets the value, for messages: `forward_args ids`.
@@ -142,7 +144,7 @@ def _new_tensor(title: str, text: str, random: torch.Generator) -> tuple[Tensor,
     """The tensor of a text such as `ones:1,77:int64`, and its description.
 
     Args:
-        title: What gets the tensor, for messages.
+        title: As of `_value`.
         text: As _NEW_TENSOR matches it.
         random: Makes the numbers of `randn`.
 
@@ -169,11 +171,12 @@ def _read_file(title: str, path: Path) -> tuple[Tensor, str]:
     """The tensor of a file .npy, .npz or .pt, and its description.
 
     Args:
-        title: What the user typed it for, as messages begin.
+        title: As of `_value`.
         path: Its ending is one of `_READERS`.
 
     Raises:
-        UsageError: Where it cannot be read, or holds no tensor of numbers.
+        UsageError: Where it is no file, cannot be read, or does not hold one tensor of
+            numbers.
     """
     subject = f"{title}: {quoted(path.name)}"
     try:
@@ -194,11 +197,12 @@ def _read_file(title: str, path: Path) -> tuple[Tensor, str]:
 
 
 def from_values(values: Mapping[str, Any]) -> list[Argument]:
-    """Arguments of forward that a program has at hand.
+    """Arguments of forward from the values that a program has.
 
     Args:
-        values: By name: tensors, arrays, numbers, whatever forward takes; dicts of
-            these by their keys; `"image"` for the image itself.
+        values: By the name of forward's argument: tensors, arrays, numbers, whatever
+            forward takes; `"image"` for the image itself. Each key of a dict becomes an
+            Argument.
     """
     arguments = []
     for name, value in values.items():
@@ -211,13 +215,13 @@ def from_values(values: Mapping[str, Any]) -> list[Argument]:
 
 
 def _argument(name: str, key: str | None, value: Any) -> Argument:
-    """An argument of forward with its description, in which a short value stands as it is
-    and any other by its digest.
+    """An Argument whose description has a short value as it is, and any other by its
+    digest.
 
     Args:
-        name: The argument's.
-        key: A key in the argument, where that is a dict; None for the argument itself.
-        value: Anything; `"image"` stands for the image.
+        name: As of Argument.
+        key: As of Argument.
+        value: Anything; `"image"` stands for the image. An array becomes a tensor.
     """
     label = f"{name}.{key}" if key else name
     if isinstance(value, str) and value == IMAGE:
@@ -262,8 +266,9 @@ def _as_text(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _picklable(value: Any) -> Any:
-    """What can be called, as plain values that say what it does; a class counts by its
-    name. Any other value is returned as it is."""
+    """What can be called (a function, a method, an object with __call__) as plain values
+    that say what it does. Any other value is returned as it is; so is a class, which
+    pickle writes by its name."""
     if isinstance(value, functools.partial):
         return _picklable(value.func), value.args, value.keywords
     if isinstance(value, MethodType):
@@ -298,14 +303,14 @@ def feed(
         module: The module that gets the hooks.
         preprocess: How images become its input; with the user's transform, if there is
             one.
-        transform: The transform, where it is new to the module: what it returns goes to
-            the arguments of its names.
+        transform: The transform of `preprocess`: its tensors go to the arguments of their
+            names. None where there is none, or the module has the hook for it already.
         forward_args: Arguments beside images.
         device: Where their tensors go.
 
     Returns:
-        The preprocessing with descriptions of the arguments, and the hooks, to be
-        removed.
+        The preprocessing with descriptions of the arguments, and the hooks, which the
+        caller may remove.
 
     Raises:
         UsageError: Where forward takes no such argument, or the transform returns it.
@@ -313,7 +318,7 @@ def feed(
     outputs: tuple[str, ...] = getattr(preprocess.transform, "names", ())
     hooks = []
     if forward_args:
-        hook = _adding(module, forward_args, device)
+        hook = _adding_hook(module, forward_args, device)
         _refuse_twice(forward_args, preprocess.transform, outputs)
         hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         descriptions = tuple(argument.description for argument in forward_args)
@@ -325,6 +330,7 @@ def feed(
         def by_name(
             module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
         ) -> Any:
+            """A forward-pre-hook: the transform's tensors as arguments by name."""
             return (), {**kwargs, **dict(zip(outputs, args, strict=True))}
 
         # Runs before the hook that adds the user's arguments. That one names arguments
@@ -335,15 +341,16 @@ def feed(
     return replace(preprocess, dtype=input_dtype(module)), hooks
 
 
-def _adding(
+def _adding_hook(
     module: nn.Module, forward_args: Sequence[Argument], device: torch.device
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
     """A forward-pre-hook that adds the user's arguments to each call of a module.
 
     Args:
-        module: Its forward must take arguments of these names.
-        forward_args: Where the value of one is `image`, the model's first input goes
-            to these names only, and all positional arguments are left out.
+        module: The module whose forward takes them.
+        forward_args: The arguments. Where the value of some is IMAGE, the first
+            positional argument of a call goes to these alone, and the others are left
+            out.
         device: Where tensors among the values go.
 
     Raises:
@@ -380,8 +387,13 @@ def _adding(
 
 
 def _copied(value: Any, args: Sequence[Any]) -> Any:
-    """A value for one call alone, since the model may change it; a tensor with a batch
-    of one grows to the batch of the call's first argument."""
+    """A copy of a value for one call, since the model may change it.
+
+    Args:
+        value: A tensor with a batch of one grows to the batch of the image; of values
+            that are neither a tensor nor a list or dict there is no copy.
+        args: The positional arguments of the call, the image first.
+    """
     if isinstance(value, list | dict):
         return value.copy()
     if not isinstance(value, Tensor):
@@ -395,12 +407,13 @@ def _copied(value: Any, args: Sequence[Any]) -> Any:
 def _refuse_twice(
     forward_args: Sequence[Argument], transform: Any, outputs: Sequence[str]
 ) -> None:
-    """Refuse an argument of forward that is among the outputs of a transform.
+    """Refuse, with UsageError, an argument of forward that is among the outputs of a
+    transform; and IMAGE, where a transform names its outputs.
 
     Args:
         forward_args: What the user gave for arguments of forward.
-        transform: The UserTransform of the preprocessing, if it has one.
-        outputs: The names of its outputs.
+        transform: The UserTransform of the preprocessing; None where there is none.
+        outputs: The names of its outputs; none where it returns a tensor.
     """
     for argument in forward_args:
         if argument.name in outputs or (outputs and argument.value is IMAGE):
@@ -418,8 +431,9 @@ def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[st
     """The names of the arguments of a module's forward, without `*args` and `**kwargs`.
 
     Args:
+        module: The module.
         names: Names that the user gave, each of which forward must take.
-        option: Where they were given, for messages.
+        option: The option that has them, for messages.
 
     Raises:
         UsageError: Where forward does not take one of `names`.
@@ -443,31 +457,33 @@ def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[st
 
 @dataclass(frozen=True)
 class UserTransform:
-    """A function in place of the model's own preprocessing: the user's, from a PIL
-    image of mode L or RGB or from an array; or one that hands on what is not an
-    image."""
+    """A function in place of the model's own preprocessing: the user's, from an image; or
+    one of ours for models whose input is no image."""
 
     text: str
-    """What the user calls it, for messages."""
+    """What the user calls it, for messages; empty for ours."""
     description: str
     """For the manifest."""
     function: Callable[[Any], Any] = field(repr=False)
+    """The user's takes a PIL image of mode L or RGB, or an array [C, H, W]. It returns a
+    tensor, or a dict of tensors. Ours return a list of tensors."""
     names: tuple[str, ...] = ()
-    """Where the function returns a dict: the arguments of forward, the image first."""
+    """Where the function returns several tensors: the arguments of forward that get them,
+    the image first; none where it returns one."""
     blank: Tensor | None = None
-    """Where the input is not an image: zeros [N] or [1, N], shown as the input's pixels
-    are."""
+    """Zeros [N] or [1, N] that stand for an empty image, where the input is no image; None
+    for the user's function."""
 
     @classmethod
     def of(cls, function: Callable[[Any], Any]) -> UserTransform:
-        """A function that a program has at hand."""
+        """The transform of a function that a program has."""
         name = getattr(function, "__qualname__", type(function).__name__)
         sha256 = digest(function)[:_DIGITS]
         return cls(name, f"transform {name} (sha256 {sha256})", function)
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
-        """Import the function that `--transform` names.
+        """The transform of the function that `--transform` names, which is imported.
 
         Args:
             text: `file.py:fn` or `pkg.mod:fn`.
@@ -495,10 +511,11 @@ class UserTransform:
 
     @classmethod
     def input(cls, texts: Sequence[str], seed: int = 0) -> UserTransform:
-        """The tensors of `--input` in place of an image; floats [N] become [1, N].
+        """A transform that returns the tensors of `--input`, whatever the image; floats [N]
+        become [1, N].
 
         Args:
-            texts: At least one, `NAME=VALUE` or `VALUE`.
+            texts: At least one, `NAME=VALUE`.
             seed: Of random numbers in them.
 
         Raises:
@@ -528,7 +545,8 @@ class UserTransform:
 
     @classmethod
     def vector(cls, count: int) -> UserTransform:
-        """A transform that reads a vector of `count` numbers from a file."""
+        """A transform that takes an array of `count` numbers as the input [1, count], and
+        refuses any other image with ImageError."""
 
         def numbers(values: Any) -> list[Tensor]:
             # among the images of a folder there may be pictures, too
@@ -546,7 +564,8 @@ class UserTransform:
                 an array.
 
         Raises:
-            LoadError: Where the function does not take an empty image.
+            LoadError: Where the user's function fails on an empty image, with which it is
+                called once.
         """
         preprocess = Preprocess(Chain(channels=channels), self)
         if self.blank is not None:
@@ -566,7 +585,7 @@ class UserTransform:
         return self.description
 
     def __call__(self, image: Any) -> list[Tensor]:
-        """The model's arguments, the image first: [1, C, H, W].
+        """The model's arguments in the order of `names`, the image [1, C, H, W] first.
 
         Raises:
             ImageError: Where the function fails, or returns something else than for an
@@ -583,11 +602,12 @@ class UserTransform:
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
-        """The output of the function by names, the image first; a tensor has the empty
-        name.
+        """The output of the user's function by the names of forward's arguments, the image
+        [1, C, H, W] first. A tensor that is returned alone has the empty name.
 
         Raises:
-            ImageError: Where the function fails, or returns something else.
+            ImageError: Where the function fails, or returns neither an image nor a dict of
+                tensors with one.
         """
         try:
             output = self.function(image)
@@ -616,8 +636,8 @@ class UserTransform:
 
 
 def _images(tensors: Mapping[Any, Any]) -> list[Any]:
-    """The names of images and clips among the outputs of a transform, or else of
-    vectors; none where not all of them are tensors."""
+    """The keys of images and clips among the outputs of a transform; of vectors [N, F]
+    where there is no image; none where a value is no tensor."""
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         return []
     # beside an image there may be numbers, masks and conditions of fewer axes

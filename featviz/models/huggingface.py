@@ -40,17 +40,17 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 
-# how to load and compute, not what the model is
 _LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
 )
+"""Keys of a config that say how to load and compute, not what the model is."""
 
 
 class ImageTower(nn.Module):
-    """The part of a dual encoder that sees images; its modules keep the names they have
-    there."""
+    """The part of a dual encoder (CLIP) that takes images; its modules keep their names."""
 
     def __init__(self, whole: nn.Module) -> None:
+        """Take the modules of a model of transformers that has `get_image_features`."""
         super().__init__()
         self.config = whole.config
         self.training = whole.training
@@ -65,10 +65,11 @@ class ImageTower(nn.Module):
 
 
 def load_huggingface(options: ModelOptions) -> Loaded:
-    """Load the model of a folder, with its weights or those of a file.
+    """Load the model of a folder, by transformers or by timm, with its weights or those of
+    a file.
 
     Raises:
-        UsageError: Where there is no such folder or file.
+        UsageError: Where there is no such folder or file of weights.
         LoadError: Where the config names no model that can be loaded, or its weights
             are missing or do not fit.
     """
@@ -91,13 +92,37 @@ def load_huggingface(options: ModelOptions) -> Loaded:
             f"{file} names no architecture of transformers",
             "give the file of weights, and --arch file.py:factory or timm:NAME",
         )
-    config = _checked(config, file, architecture) | options.model_args
+    config = _without_loading_keys(config, file, architecture) | options.model_args
     if path is None:
         raise LoadError(
             f"{folder} has no weights: none of {', '.join(_WEIGHTS)}",
             "--weights FILE names them",
         )
+    return _load_architecture(architecture, config, folder, path, options)
+
+
+def _load_architecture(
+    architecture: str,
+    config: dict[str, Any],
+    folder: Path,
+    path: Path,
+    options: ModelOptions,
+) -> Loaded:
+    """Load a model of transformers.
+
+    Args:
+        architecture: The name of its class.
+        config: What config.json says of it, with the user's --model-arg.
+        folder: The model's, which may have settings of an image processor.
+        path: The file of weights.
+        options: How the model is loaded.
+
+    Raises:
+        LoadError: Where the weights cannot be read or do not fit, the class cannot be
+            built, or takes no image.
+    """
     state_dict = weights.read_weights(path, options)
+    file = quoted(folder / _FILE)
     tensors = state_dict.tensors
     module = _build(file, architecture, config, path.name, tensors, options)
     log.info("%s: %s", folder.name, architecture)
@@ -118,10 +143,14 @@ def load_huggingface(options: ModelOptions) -> Loaded:
 
 
 def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
-    """The module if it takes an image first, or the part of it that does.
+    """The module if its forward takes an image first, or else its vision tower.
+
+    Args:
+        module: A model of transformers.
+        architecture: The name of its class, for messages.
 
     Raises:
-        LoadError: Where no part of it takes an image first.
+        LoadError: Where it has no vision tower either.
     """
     first = next(iter(inspect.signature(module.forward).parameters))
     if first == _IMAGE:
@@ -188,13 +217,16 @@ def _build(
     Args:
         config_file: For messages.
         name: The class that the config names.
-        fields: Of the config, checked.
+        fields: Of the config, without those that say how to load; loses
+            `attn_implementation`.
         weights_file: For messages.
         tensors: Its weights, by name.
-        options: How the model is loaded.
+        options: How the model is loaded: `seed`, of the weights that are missing, and
+            `partial`.
 
     Raises:
-        LoadError: Where the config does not fit the class or the weights.
+        LoadError: Where transformers is not installed, has no such class of models for
+            images, or the config does not fit the class or the weights.
     """
     # eager, so that the weights of attention can be seen
     attention = str(fields.pop("attn_implementation", "eager"))
@@ -236,7 +268,8 @@ def _build(
 
 
 def _check_fit(name: str, file: str, info: dict[str, Any], partial: bool) -> None:
-    """Refuse weights that do not fit a model, or with --partial warn of them.
+    """Refuse weights that do not fit a model, with LoadError, or with --partial warn of
+    them. Weights that the model has no use for get a warning.
 
     Args:
         name: The class of the model.
@@ -246,7 +279,7 @@ def _check_fit(name: str, file: str, info: dict[str, Any], partial: bool) -> Non
     """
     # from_pretrained fills both with random numbers, and only warns
     unfit = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
-    message = f"{file} does not fit {name}: missing or of another shape: {_some(unfit)}"
+    message = f"{file} does not fit {name}: missing or of another shape: {_first_names(unfit)}"
     if unfit and not partial:
         raise LoadError(
             message, "the config of these weights, or --partial for what fits"
@@ -254,11 +287,11 @@ def _check_fit(name: str, file: str, info: dict[str, Any], partial: bool) -> Non
     if unfit:
         log.warning("%s (--partial: these are random)", message)
     if info["unexpected_keys"]:
-        log.warning("%s has no use for %s", name, _some(info["unexpected_keys"]))
+        log.warning("%s has no use for %s", name, _first_names(info["unexpected_keys"]))
 
 
-def _checked(value: Any, file: str, architecture: str) -> Any:
-    """A value of a config without the keys that say how to load, at every depth.
+def _without_loading_keys(value: Any, file: str, architecture: str) -> Any:
+    """A value of a config without the keys of _LEFT_OUT, at every depth.
 
     Args:
         value: The config, or something in it.
@@ -269,7 +302,7 @@ def _checked(value: Any, file: str, architecture: str) -> Any:
         LoadError: Where it asks for code of its own, or is of quantised weights.
     """
     if isinstance(value, list):
-        return [_checked(item, file, architecture) for item in value]
+        return [_without_loading_keys(item, file, architecture) for item in value]
     if not isinstance(value, dict):
         return value
     # names Python files of the folder, which the Auto classes would import
@@ -284,7 +317,7 @@ def _checked(value: Any, file: str, architecture: str) -> Any:
             "save the model that they were made from, in float",
         )
     return {
-        key: _checked(item, file, architecture)
+        key: _without_loading_keys(item, file, architecture)
         for key, item in value.items()
         if not _LEFT_OUT.fullmatch(key)
     }
@@ -299,8 +332,8 @@ def _model_class(config_file: str, name: str, library: Any) -> Any:
         library: transformers, imported.
 
     Raises:
-        LoadError: Where transformers itself has no such model, its class only wraps one
-            of timm's, or it takes no image.
+        LoadError: Where transformers itself has no such model, the class only wraps a
+            model of timm's, or its model takes no image.
     """
     model_class: Any = None
     try:
@@ -330,7 +363,8 @@ def _is_model_of(library: Any, value: Any) -> bool:
 
 
 def _no_image(name: str, first: str) -> LoadError:
-    """The error for a model whose forward takes `first` before an image."""
+    """The error for a model whose forward takes an argument named `first` before an
+    image."""
     return LoadError(
         f"{name} takes {first} first, and featviz gives it an image",
         f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory"
@@ -339,13 +373,13 @@ def _no_image(name: str, first: str) -> LoadError:
 
 
 def _check_parts(value: Any, file: str, config_class: type) -> None:
-    """Refuse what a configuration, or one in it at any depth, would fetch or build
-    elsewhere.
+    """Refuse, with LoadError, what a configuration, or one in it at any depth, would fetch,
+    or have timm build in a way of its own.
 
     Args:
         value: A configuration, or a dict, list or tuple in it.
         file: The config's, for messages.
-        config_class: Of the configurations of transformers.
+        config_class: The base class of all configurations of transformers.
     """
     if isinstance(value, config_class):
         # timm takes `hf-hub:` and `local-dir:` names there, which fetch, or open other
@@ -365,14 +399,19 @@ def _check_parts(value: Any, file: str, config_class: type) -> None:
             _check_parts(item, file, config_class)
 
 
-def _some(keys: Iterable[str]) -> str:
+def _first_names(keys: Iterable[str]) -> str:
     """The first names of tensors, for a message."""
     return listed([quoted(key) for key in sorted(keys)], 4)
 
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """transformers without progress bars, warnings and connections."""
+    """In the context, transformers shows no progress bars and warnings, and its hub makes
+    no connections.
+
+    Args:
+        library: transformers, imported.
+    """
     messages = library.utils.logging
     hub: Any = import_module("huggingface_hub.constants")
     was_offline = hub.HF_HUB_OFFLINE

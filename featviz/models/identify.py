@@ -32,8 +32,8 @@ _AUXILIARY = {
     "aux2.": "aux_logits",
     "AuxLogits.": "aux_logits",
 }
-"""Heads that only training uses, and the builders' argument that says whether they are
-there."""
+"""Heads that only training uses, by the beginning of the names of their tensors; and the
+builders' argument that says whether they are there."""
 
 
 class Near(NamedTuple):
@@ -53,13 +53,15 @@ class Near(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """The architectures that fit a state dict: `names` entirely, `nearest` in part."""
+    """The architectures that fit a state dict."""
 
     state_dict: Weights
     names: tuple[str, ...] = ()
+    """Those that fit entirely, the plainest first."""
     arguments: Mapping[str, int] = field(default_factory=dict)
-    """Arguments of the builder: `num_classes`, `aux_loss` or `aux_logits`."""
+    """Arguments of the first one's builder: `num_classes`, `aux_loss` or `aux_logits`."""
     nearest: tuple[Near, ...] = ()
+    """Where none fits entirely, those of which the most fits, the nearest first."""
 
     @property
     def name(self) -> str | None:
@@ -70,7 +72,8 @@ class Match:
 
     @property
     def description(self) -> str:
-        """For people."""
+        """What the weights are of, for people: `it is resnet18 with 7 classes`, or the
+        nearest architectures."""
         if not self.names:
             near = [
                 f"{name} ({fit} of {counted(total, 'tensor')} fit)"
@@ -99,15 +102,16 @@ def identify_file(
     Args:
         path: The file.
         arch: What a config.json beside it names (`load.architecture_beside`).
-        key: Where its weights are, as `weights.unwrap` takes it.
-        prefix: What is stripped from their names.
-        ema: Whether they are averaged ones.
+        key: As of `weights.unwrap`.
+        prefix: As of `weights.unwrap`.
+        ema: As of `weights.unwrap`.
 
     Returns:
         A line for people, and a document for programs.
 
     Raises:
-        LoadError: Where the file is not a checkpoint, or needs trust.
+        LoadError: Where the file is not a checkpoint, needs trust, or has no weights
+            there.
     """
     try:
         with weights.as_load_errors(path):
@@ -160,7 +164,8 @@ def _facts(match: Match, class_name: str | None, arch: str | None) -> list[str]:
 
 
 def identify_variants(state_dicts: Iterable[Weights]) -> Match:
-    """The best match among variants of the same tensors, with and without prefixes."""
+    """The best match among variants of the same tensors (`weights.stripped_variants`): the
+    first that fits an architecture entirely, else the one that fits most of one."""
     matches = [identify(state_dict) for state_dict in state_dicts]
     for match in matches:
         if match.names:
@@ -211,8 +216,12 @@ def identify(state_dict: Weights) -> Match:
 def _count_fitting(
     shapes: Mapping[str, Sequence[int]], entry: Mapping[str, Any]
 ) -> int:
-    """How many tensors of a file have the name and shape that an architecture expects;
-    `entry` is that of its builder in the index (see `_arguments`)."""
+    """How many tensors of a file have the name and shape that an architecture expects.
+
+    Args:
+        shapes: Of the tensors of the file, by name.
+        entry: The builder's in the index (see `_arguments`).
+    """
     head = entry["head"]
     return sum(
         key in shapes and _fits(shapes[key], expected, head.get(key))
@@ -228,8 +237,8 @@ def _fits(
     Args:
         shape: The tensor's.
         expected: The architecture's.
-        head: Of a tensor whose size follows from the number of classes the two
-            numbers that `_arguments` takes: along that axis any size fits.
+        head: For a tensor whose size follows from the number of classes: the axis of
+            that size, along which any size fits, and a factor. None for any other.
     """
     if len(shape) != len(expected):
         return False
@@ -244,10 +253,10 @@ def _arguments(
     """The arguments of a builder that make tensors of these shapes.
 
     Args:
-        shapes: Of the tensors of a file.
-        entry: The builder's in the index: `tensors`, shapes by names, and `head`: for
-            each tensor whose size follows from the number of classes, the axis, and the
-            factor of size = factor * num_classes.
+        shapes: Of the tensors of a file, by name.
+        entry: The builder's in the index. `tensors` are shapes by name. `head` has, for
+            each tensor whose size follows from the number of classes, the axis of that
+            size, and the factor in size = factor * num_classes.
     """
     arguments = {}
     for key, (axis, factor) in entry["head"].items():

@@ -90,9 +90,13 @@ def require_matplotlib() -> None:
 
 
 def require_numba() -> Any:
-    """Import numba, so that it never reads a `.numba_config.yaml` of the current folder,
-    neither now nor whenever it compiles. If the program has imported numba itself, it
-    stays as it is."""
+    """Import numba, and return it. It never reads a `.numba_config.yaml` of the current
+    folder, neither now nor whenever it compiles; if the program has imported numba itself,
+    its settings stay as they are.
+
+    Raises:
+        ImportError: Where it is not installed.
+    """
     is_first = "numba" not in sys.modules
     numba = import_library("numba")
     if is_first:
@@ -101,16 +105,18 @@ def require_numba() -> Any:
 
 
 def require_torch(alone: bool = False) -> None:
-    """Import torch, and numba, whose loops every picture needs; later ones would change
-    the current folder while threads read images.
+    """Import torch, and numba, whose loops every picture needs. Importing numba later would
+    change the current folder while threads read images.
 
     Args:
-        alone: whether this is a command's own process, whose memory may be set up for
-            the run: all objects that there are stay, and glibc keeps freed memory,
-            else the next layer waits for new pages (of vgg16's 160 ms an image, 15).
+        alone: Whether this is a command's own process, whose memory may be set up for
+            the run: the garbage collector never looks at the objects of the imports
+            again, and glibc keeps freed memory, else the next layer waits for new pages
+            (of vgg16's 160 ms an image, 15).
 
     Raises:
-        FeatvizError: a library is missing, does not load, or lacks memory.
+        FeatvizError: Where torch is missing, does not load, or lacks memory.
+        ImportError: Where numba is not installed.
     """
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
@@ -129,7 +135,11 @@ def require_torch(alone: bool = False) -> None:
 
 def require_torchvision() -> None:
     """Import torchvision, which takes as long as torch; most models of one's own do
-    without it."""
+    without it.
+
+    Raises:
+        FeatvizError: As from `require_torch`.
+    """
     if "torchvision" not in sys.modules:
         with _without_collection():
             _import("torchvision")
@@ -151,7 +161,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def _import(package: str) -> None:
-    """Import a package; whatever goes wrong is a FeatvizError."""
+    """Import torch or torchvision; whatever goes wrong is a FeatvizError."""
     try:
         import_library(package)
     # SystemError: a library written in C returned without a word
@@ -185,7 +195,7 @@ def _import(package: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, or its name."""
+    """The first line of an error's message, or the name of its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -210,7 +220,8 @@ def versions() -> dict[str, str]:
 def import_ultralytics(name: str) -> ModuleType:
     """Import a module of Ultralytics, and undo or prevent what the first import of the
     package also does: it asks for the network, reports on stdout, writes settings, and
-    replaces `torch.save` and `PIL.Image.open`."""
+    replaces `torch.save` and `PIL.Image.open`. ImportError where there is no such module.
+    """
     import torch
     from PIL import Image
 
@@ -236,7 +247,7 @@ def import_ultralytics(name: str) -> ModuleType:
 
 
 def letterbox() -> Any:
-    """Ultralytics' class LetterBox."""
+    """Ultralytics' class LetterBox; FeatvizError where it cannot be imported."""
     try:
         return import_ultralytics("ultralytics.data.augment").LetterBox
     except (ImportError, OSError) as error:
@@ -247,7 +258,8 @@ def letterbox() -> Any:
 
 
 def check_device(name: str) -> None:
-    """Refuse what is the name of no device anywhere; needs no torch."""
+    """Refuse, with UsageError, a text that names no device on any machine; needs no
+    torch."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise UsageError(
             f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps"
@@ -255,11 +267,11 @@ def check_device(name: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a name that torch knows. `auto` takes cuda, then mps, then the CPU;
-    each process of torchrun takes a GPU of its own.
+    """The device of this machine that `--device` names. `auto` takes cuda, then mps, then
+    the CPU; with cuda, each process of torchrun or of SLURM takes a GPU of its own.
 
     Raises:
-        UsageError: Where there is no such device here.
+        UsageError: Where it is no name of a device, or there is no such device here.
     """
     import torch
 
