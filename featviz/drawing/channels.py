@@ -87,3 +87,27 @@ def count_chosen(text: str | None, channels: int) -> int:
     if choice.rule:
         return min(choice.most, channels)
     return sum(number < channels for number in choice.numbers)
+
+
+def farthest_first(points: Floats, count: int) -> list[int]:
+    """The first point, then always the one farthest from those that are chosen.
+
+    Args:
+        points: [N, D]; may be empty.
+
+    Returns:
+        At most `count` indices.
+    """
+    if not len(points):
+        return []
+    # The distance of each point to the nearest that is chosen: a new one can only lower
+    # it, so that a step takes one comparison a point. -1 keeps a point from being chosen
+    # twice, where points are equal.
+    chosen = [0]
+    nearest = np.full(len(points), np.inf)
+    while len(chosen) < min(count, len(points)):
+        distance = ((points - points[chosen[-1]]) ** 2).sum(1)
+        nearest = np.minimum(nearest, distance)
+        nearest[chosen] = -1
+        chosen.append(int(nearest.argmax()))
+    return chosen

@@ -371,8 +371,8 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "channels": (
             "Show these channels: 12,40-43, top:9, varied:9, first:9 or spread:9.\f The"
-            " highest mean is at the top; channels are varied without the border that"
-            " padding makes."
+            " highest mean is at the top; varied:N takes maps that vary much and look"
+            " different, without the border that padding makes."
         ),
         "tensor": (
             "Take the tiles from this picture of each layer: its file name without the"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from featviz.drawing.channels import farthest_first
 from featviz.records import BACKWARD, ClassScore, Floats
 from featviz.report.descriptions import number, span
 from featviz.report.figures import Figure, Group, ReportPage
@@ -296,35 +297,11 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
     # vary hardly at all.
     candidates = order[: max(count, len(order) // 2)]
     comparable = candidates[strength[candidates] > 0]
-    chosen = comparable[_farthest_first(points[comparable], count)]
+    chosen = comparable[farthest_first(points[comparable], count)]
     last_resort = candidates[strength[candidates] <= 0]
     order = np.concatenate([chosen, last_resort])
     channels: list[int | None] = drawn[order[:count]].tolist()
     return channels
-
-
-def _farthest_first(points: np.ndarray, count: int) -> list[int]:
-    """The first point, then always the one farthest from those that are chosen.
-
-    Args:
-        points: [N, D]; may be empty.
-
-    Returns:
-        At most `count` indices.
-    """
-    if not len(points):
-        return []
-    # The distance of each point to the nearest that is chosen: a new one can only lower
-    # it, so that a step takes one comparison a point. -1 keeps a point from being chosen
-    # twice, where points are equal.
-    chosen = [0]
-    nearest = np.full(len(points), np.inf)
-    while len(chosen) < min(count, len(points)):
-        distance = ((points - points[chosen[-1]]) ** 2).sum(1)
-        nearest = np.minimum(nearest, distance)
-        nearest[chosen] = -1
-        chosen.append(int(nearest.argmax()))
-    return chosen
 
 
 def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:

@@ -5,14 +5,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
-from featviz.drawing.channels import choose_channels, warn_of_lacking
+from featviz.drawing.channels import (
+    choose_channels,
+    farthest_first,
+    warn_of_lacking,
+)
 from featviz.drawing.outlines import with_ring
 from featviz.drawing.place_tiles import (
     ImageCapture,
@@ -24,6 +30,7 @@ from featviz.drawing.values import MEAN
 from featviz.errors import LayoutError, StoreError, UsageError
 from featviz.hooks import selectors
 from featviz.options.commands import SheetOptions
+from featviz.options.values import channel_choice
 from featviz.records import Bytes, Floats, Layer
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import DamagedError, ReadImage
@@ -35,6 +42,10 @@ ALL = -1
 """Stands for the one tile that all channels became (`run --reduce`)."""
 MOST_ROWS = 24
 """Channels of a layer that a sheet shows, unless it is told which."""
+_COMPARED_IMAGES = 4
+"""Images over which maps are compared."""
+_COMPARED_SIDE = 32
+"""Pixels of the longer side to which they are averaged down for it."""
 _NAMED = 12
 """Layers or images that a message names."""
 
@@ -395,12 +406,59 @@ def _chosen_channels(
         text = f"top:{MOST_ROWS}"
     # ranked over all images together: a row is the same channel for all of them
     strength = _channel_strength(captures)
+    choice = channel_choice(text)
+    if choice.rule == "varied":
+        # of the half that varies most, those that differ
+        text = f"varied:{max(choice.most * 3 // 2, len(drawn) // 2)}"
     try:
-        return choose_channels(text, drawn, strength.means, strength.deviations)
+        chosen = choose_channels(text, drawn, strength.means, strength.deviations)
     except LayoutError as error:
         raise UsageError(
             f"{label} {error.message}", f"it has {drawn[0]} to {drawn[-1]}"
         ) from None
+    if choice.rule == "varied":
+        return _different(captures, chosen, strength.deviations, choice.most)
+    return chosen
+
+
+def _different(
+    captures: Sequence[ImageCapture],
+    ranking: Sequence[int],
+    deviations: Floats,
+    count: int,
+) -> list[int]:
+    """The first channel of a ranking, then always the one whose tiles differ most from
+    those of all that are chosen; flat ones come last.
+
+    Args:
+        captures: of the layer, of all images and runs; some of them are compared.
+        deviations: of each channel, [C].
+        count: how many are chosen, if the ranking has as many.
+    """
+    varying = [channel for channel in ranking if deviations[channel] > 0]
+    rows = []
+    for image, row in captures[:: -(-len(captures) // _COMPARED_IMAGES)]:
+        # a run that drew other channels cannot compare these
+        if varying and set(varying) <= set(row.drawn):
+            with suppress(DamagedError):  # which `add_channels` notes
+                tiles = _cut_tiles(image, row, varying)
+                rows.append(_thumbnails([tiles[channel][0] for channel in varying]))
+    if not rows:
+        return list(ranking[:count])
+    points = np.concatenate(rows, axis=1)
+    # of centred rows of length 1 the distance is small where the correlation is large
+    points -= points.mean(axis=1, keepdims=True)
+    points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-6)
+    chosen = [varying[position] for position in farthest_first(points, count)]
+    rest = [channel for channel in ranking if channel not in chosen]
+    return (chosen + rest)[:count]
+
+
+def _thumbnails(tiles: Sequence[Bytes]) -> Floats:
+    """Tiles of one size, averaged down: a row for each, float32 [N, P]."""
+    step = max(1, max(tiles[0].shape[:2]) // _COMPARED_SIDE)
+    small = [np.asarray(Image.fromarray(tile).reduce(step)).ravel() for tile in tiles]
+    return np.stack(small).astype(np.float32)
 
 
 class _ChannelStrength(NamedTuple):
