@@ -100,7 +100,9 @@ class Boxes:
         detection = self._detection(candidate)
         score = percent(detection.score)
         if candidate not in self.kept and self.threshold is not None:
-            score += f", below {self.threshold:g}: no box"
+            # of two classes of one box, or two boxes of one thing, the library keeps one
+            is_below = detection.score < self.threshold
+            score += f", below {self.threshold:g}: no box" if is_below else ", no box"
         title = f"{detection.title} ({score})"
         return TargetValue(self.numbers[candidate], title, detection)
 

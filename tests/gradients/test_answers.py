@@ -106,6 +106,60 @@ def test_a_weak_box_is_told_where_the_threshold_is_known(
     assert boxes.examples == ["class:1"]
 
 
+def three_boxes() -> Boxes:
+    """A dog, and two cats of which the second is the surer."""
+    scores = torch.tensor([[0.9, 0.1], [0.3, 0.6], [0.2, 0.7]])
+    return Boxes(
+        corners=torch.arange(12.0).reshape(3, 4),
+        numbers=scores * 10,
+        scores=scores,
+        kept=[LabelledBox(0, 0), LabelledBox(2, 1), LabelledBox(1, 1)],
+        threshold=0.5,
+        names=("dog", "cat"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "title"),
+    [
+        ("box:dog", 9, "dog (90.0 %)"),
+        ("box:cat", 7, "cat (70.0 %)"),
+        ("box:2", 6, "cat (60.0 %)"),
+        ("class:cat", 7, "cat (70.0 %)"),
+    ],
+)
+def test_a_box_of_a_class_is_the_most_confident_one(
+    text: str, number: float, title: str
+) -> None:
+    """And a number counts the boxes of all classes."""
+    value = three_boxes().value(targets.parse(text))
+    assert value is not None
+    assert float(value.number) == pytest.approx(number)
+    assert value.title == title
+
+
+def test_a_class_without_a_box_is_refused() -> None:
+    """`class:cat` has its strongest candidate all the same, where `box:cat` has none."""
+    boxes = three_boxes()
+    boxes.kept = boxes.kept[:1]
+    with pytest.raises(UsageError, match="'box:cat'") as caught:
+        boxes.value(targets.parse("box:cat"))
+    assert caught.value.hint == "targets here: box:0, box:dog, class:0"
+    value = boxes.value(targets.parse("class:cat"))
+    assert value is not None
+    assert value.title == "cat (70.0 %, no box)"
+
+
+@pytest.mark.parametrize("text", ["box", "box:0", "box:cat", "class:cat"])
+def test_a_detector_without_candidates_has_no_box(text: str) -> None:
+    """Whatever is asked of it; and it offers none."""
+    nothing = torch.zeros(0, 2)
+    boxes = Boxes(torch.zeros(0, 4), nothing, nothing, [], 0.5, ("dog", "cat"))
+    assert boxes.examples == []
+    with pytest.raises(UsageError, match="no box above the threshold"):
+        boxes.value(targets.parse(text))
+
+
 def test_a_box_that_is_not_finite_is_left_out() -> None:
     """The next one has its number."""
     corners = torch.tensor([[0.0, 0.0, torch.inf, 2.0], [1.0, 2.0, 3.0, 4.0]])
