@@ -1,4 +1,4 @@
-"""What was made of the same model as a run and stands on its pages: audits, kernels,
+"""Results of the same model that are shown on the pages of a run: audits, kernels,
 exemplars."""
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 
 
 class Companions(NamedTuple):
-    """What stands on the pages of a run."""
+    """What is shown on the pages of a run besides its maps."""
 
     extras: dict[str, list[Extra]]
-    """By the id of the group of a layer's page."""
+    """Pictures for each tensor, by the id of its group on the page of the layer."""
     audit: AuditView | None
 
 
@@ -48,27 +48,30 @@ class _Tensor(NamedTuple):
     """A tensor of a layer."""
 
     layer: str
+    """Its label."""
     stem: str
+    """`output.call1`."""
 
 
 def read_companions(
     run: ReadRun, pages: Sequence[ReportPage], options: ReportOptions
 ) -> Companions:
-    """Read what `options` names, and the audit in the run's folder.
+    """Read the kernels, exemplars and audit that `options` names; of audits else the one
+    in the run's folder.
 
     Args:
-        pages: those of the run's layers.
-        options: name the folders; None for those that are not wanted.
+        pages: of all layers of the run.
 
     Raises:
-        CompareError: something is of another model.
-        StoreError: something is of none of the run's layers.
+        CompareError: a result is of another model.
+        StoreError: kernels or exemplars are of none of the run's layers; or a result
+            cannot be read.
     """
     groups = {}
     for page in pages:
         for group in page.groups:
             groups[_Tensor(page.name, group.stem)] = group.id
-    # kernels know layers, not tensors, and audits calls: they stand at the first one
+    # kernels belong to a layer, not to one of its tensors: they are shown at the first
     first_groups = {page.name: page.groups[0].id for page in pages}
     extras: dict[str, list[Extra]] = {id: [] for id in groups.values()}
     if options.kernels is not None:
@@ -89,8 +92,9 @@ def read_companions(
 def _suspects_of_groups(
     audit: AuditView, pages: Sequence[ReportPage]
 ) -> Iterator[tuple[str, Sequence[Extra]]]:
-    """The pictures of each layer's suspects, and the id of the group where they stand:
-    the first one of the layer's call, else that of the page."""
+    """The pictures of each layer's suspects, and the id of the group where they are shown:
+    the first of the audited call, else the first of the page. Layers without a page are
+    left out."""
     first_groups: dict[tuple[str, int | None], str] = {}
     for page in pages:
         first_groups[page.name, None] = page.groups[0].id
@@ -106,11 +110,14 @@ def _suspects_of_groups(
 def _shared_kernels(
     run: ReadRun, path: Path, layers: Container[str]
 ) -> dict[str, Extra]:
-    """The kernels of those layers that the run has.
+    """The kernels in a folder by layer, but for layers that the run does not have.
 
     Args:
-        path: the folder of the kernels, as the user named it.
+        path: the folder, as the user named it.
         layers: names of the layers that have pages.
+
+    Raises:
+        CompareError, StoreError: as from `read_companions`.
     """
     record, pictures = read_kernels(path)
     check_model(run, "kernels", path, record["model"])
@@ -123,11 +130,14 @@ def _shared_kernels(
 def _audit(
     run: ReadRun, path: Path | None, layers: Collection[str]
 ) -> AuditView | None:
-    """The audit at a path, or in the run's folder if there is one.
+    """The audit at a path, or in the run's folder; None where that has none.
 
     Args:
-        path: None looks into the run's folder.
-        layers: names of the run's layers; the view has no others.
+        path: audit.json or its folder, as the user named it; None for the run's folder.
+        layers: names of the layers that have pages.
+
+    Raises:
+        CompareError, StoreError: as from `read_companions`.
     """
     audit_and_pictures = read_audit(run.root, path)
     if audit_and_pictures is None:
@@ -140,7 +150,15 @@ def _audit(
 def _shared_exemplars(
     run: ReadRun, path: Path, tensors: Container[_Tensor]
 ) -> dict[_Tensor, list[Extra]]:
-    """The exemplars of some tensors of a run."""
+    """The exemplars in a folder by tensor, but for those that the run does not have.
+
+    Args:
+        path: the folder, as the user named it.
+        tensors: those that have groups on pages.
+
+    Raises:
+        CompareError, StoreError: as from `read_companions`.
+    """
     record = read_exemplars(path)
     check_model(run, "exemplars", path, record.model)
     sheets = _exemplar_extras(record, exemplar_pictures(path, record))
@@ -152,11 +170,11 @@ def _shared_exemplars(
 def _check_shared(
     shared: Collection[object], layers: Iterable[str], option: str, path: Path
 ) -> None:
-    """Refuse kernels or exemplars of which none are of a layer of the run.
+    """Refuse kernels or exemplars that have no layer in common with the run.
 
     Args:
-        shared: those that are of layers of the run.
-        layers: all layers that `path` knows, for the hint.
+        shared: those of layers of the run.
+        layers: all layers that the folder has, for the hint.
         option: `kernels` or `exemplars`.
         path: their folder, as the user named it.
 
@@ -174,27 +192,19 @@ def _check_shared(
 def check_model(
     run: ReadRun, option: str, path: Path, record: Mapping[str, Any]
 ) -> None:
-    """Refuse what is of another model, and warn where that is not known.
-
-    Models are compared by a digest, whatever they are called, the surest first; where
-    neither record has one, as torchvision's own by name, weights and seed.
+    """Refuse a result of another model than the run's; warn where that is not known.
 
     Args:
-        option: without its dashes; also the command that makes the right one.
-        path: as the user named it.
-        record: `model` of what was read from `path`.
+        option: that names the result, without its dashes; also the command that makes
+            one.
+        path: of the result, as the user named it.
+        record: the entry `model` in the record of the result.
 
     Raises:
         CompareError: it is of another model.
     """
-    # the parameters come first: the same ones may be saved in files of other bytes
     model = run.record.get("model") or {}
-    digests = ("parameters", "sha256")
-    compared = [name for name in digests if model.get(name) and record.get(name)][:1]
-    # Without weights of a file the name and the seed decide what the numbers are.
-    if not any(model.get(name) or record.get(name) for name in digests):
-        names = ("name", "weights", "seed")
-        compared = [name for name in names if name in model and name in record]
+    compared = _comparable(model, record)
     differing = [name for name in compared if model.get(name) != record.get(name)]
     title = f"--{option} {quoted(str(path))}"
     if differing:
@@ -210,16 +220,28 @@ def check_model(
         log.warning("%s: whether it is of the run's model is not known", title)
 
 
+def _comparable(model: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys by which two entries `model` of records are compared: a digest that both
+    have; name, weights and seed where neither has one. Empty where neither is possible."""
+    # the parameters come first: the same ones may be saved in files of other bytes
+    digests = ("parameters", "sha256")
+    if any(model.get(name) or other.get(name) for name in digests):
+        return [name for name in digests if model.get(name) and other.get(name)][:1]
+    # of a library's own model these decide what the parameters are
+    return [
+        name for name in ("name", "weights", "seed") if name in model and name in other
+    ]
+
+
 def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
-    """A model and what tells it from another: `resnet18 (weights none)`.
+    """A model and how it differs from another: `resnet18 (weights none)`.
 
     Args:
-        model: `model` of a record.
-        differing: keys in it, by which the two differ. Of a digest the first 12 letters
-            are shown.
+        model: the entry `model` of a record.
+        differing: keys in which the other one differs. 12 letters of a value are shown.
     """
     text = quoted(model_name(model))
-    # the name stands in front anyway
+    # the name is there already
     for name in differing:
         if name != "name":
             text += f" ({name} {quoted(str(model.get(name)))[:12]})"
@@ -229,26 +251,28 @@ def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
 def kernel_extras(
     record: Mapping[str, Any], pictures: ReadImage
 ) -> Iterator[tuple[str, Extra]]:
-    """The kernels of each convolution with its name: a tile or a row of tiles for each
-    channel.
+    """The kernels of each convolution.
 
     Args:
         record: the run.json of the kernels.
-        pictures: the folder of the kernels, read like that of an image.
+        pictures: the kernels, as `read_kernels` reads them.
+
+    Yields:
+        The name of the layer, and the picture with a tile, or a row of tiles, for each
+        channel.
     """
     for n, row in enumerate(pictures.captures.values()):
         alt = f"{counted(row.maps, 'kernel')} of {row.label}"
-        size = (row.plan.width, row.plan.height)
-        # the first tile: of a kernel of several inputs these stand side by side
         slots = range(len(row.drawn) * row.slice_count)
         tiles = [TileBox(*row.plan.box(slot)) for slot in slots]
+        # of a channel with a tile for each input, the first one stands for it
         boxes = dict(zip(row.drawn, tiles[:: row.slice_count], strict=True))
         yield (
             row.layer,
             Extra(
                 title="Kernels",
                 text=_kernel_text(row),
-                picture=PictureView(f"k{n}", pictures, row.file, size, alt),
+                picture=PictureView(f"k{n}", pictures, row.file, row.size, alt),
                 boxes=boxes,
                 tiles=tiles,
                 key=color_key(row, record["options"]),
@@ -270,11 +294,10 @@ def _kernel_text(row: Capture) -> str:
 def _exemplar_extras(
     record: ExemplarRecord, pictures: ReadImage
 ) -> dict[_Tensor, list[Extra]]:
-    """The sheets of each tensor, one for each class with `--per-class`.
+    """The sheets of each tensor; with `--per-class` several, one for each class.
 
     Args:
-        pictures: the folder of the exemplars, whose pictures are read like those of an
-            image.
+        pictures: of the exemplars, as `exemplar_pictures` reads them.
     """
     extras = defaultdict(list)
     ranked_by = "value" if record.options["by"] == "max" else "mean"
@@ -298,7 +321,8 @@ def _exemplar_extras(
 
 
 def _sheet_tiles(layer: ExemplarLayer) -> list[TileBox]:
-    """Where the tiles of all channels are in the sheet of a layer."""
+    """Where the tiles are in the sheet of all channels of a layer; a channel has a row of
+    square tiles."""
     tiles = []
     for left, top, width, size in filter(None, (row.row for row in layer.channels)):
         for start in range(left, left + width, size + BETWEEN):
@@ -309,10 +333,10 @@ def _sheet_tiles(layer: ExemplarLayer) -> list[TileBox]:
 def _exemplar_channels(
     layer: ExemplarLayer, grid: TileGrid, pictures: ReadImage
 ) -> dict[int, TiledPicture]:
-    """The pictures of single channels; one without exemplars has none.
+    """The pictures of single channels, by channel; one without exemplars has none.
 
     Args:
-        grid: where the tiles of each picture are.
+        grid: where the tiles are in each picture, the best exemplar first.
     """
     tiled = {}
     for row in layer.channels:

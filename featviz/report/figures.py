@@ -1,7 +1,7 @@
-"""A run's grids as figures, sorted by image and by layer.
+"""A run's grids as figures, sorted into pages of images and pages of layers.
 
-Statistics are in none of these: the page of an image reads its own, and no report holds
-all."""
+No figure has its statistics: the page of an image reads those of its image, and a report
+never holds those of all images in memory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
-# a picture wider than this many times its height gets a row of its own
 _WIDE = 3.0
-# tiles in a row up to which a picture takes a third, or two thirds, of a page
+"""A picture wider than this many times its height gets a row of the page for itself."""
 _SMALL = 8
 _MIDDLE = 16
+"""Tiles in a row up to which a picture takes a third, or two thirds, of a page."""
 # The numbers of neighbouring grids stand in one script, since a file for each would be
 # slow to load: up to 16 grids of up to 8 images. A layer's page loads twice what it
 # shows then, an image's page up to eight times: it has fewer grids.
 _GRIDS_PER_SCRIPT = 16
 IMAGES_PER_SCRIPT = 8
-# types of layers that make each channel of one channel, modules and functions
 _CHANNELWISE = re.compile(
     r"(fn:)?(relu|batch_?norm|(adaptive_?)?(max|avg)_?pool|dropout|identity)",
     re.IGNORECASE,
 )
+"""Types of modules and functions that make each output channel of one input channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +53,31 @@ class Figure:
     def of(
         cls, id: str, row: Capture, input: PictureView, script: str, other: bool = False
     ) -> Figure:
-        """The grid of a tensor, from the same image as an input.
+        """The grid of a tensor.
 
         Args:
-            id: of its picture, unique in the report: the scripts know it by this.
+            id: of its picture, unique in the report, by which the scripts find it.
             row: the tensor, as the manifest has it.
-            input: what the model saw, in the run of the tensor.
+            input: what the model saw, of the same image in the same run.
             script: the name of the script that has its numbers.
-            other: whether it belongs to the run that is compared with.
+            other: whether it belongs to the run that this one is compared with.
         """
         image = input.image
         alt = (
             f"{tile_count(row)} of {row.label}, {row.capture_key.stem}, of {image.name}"
         )
-        size = (row.plan.width, row.plan.height)
-        picture = PictureView(id, image, row.file, size, alt, input.home)
+        picture = PictureView(id, image, row.file, row.size, alt, input.home)
         return cls(picture, input, row, script, other)
 
     @property
     def name(self) -> str:
-        """Its image."""
+        """The name of its image."""
         return self.picture.image.name
 
     @property
     def width_class(self) -> str:
-        """How much room its tiles need to be seen: `small` and `middle`, a third and two
-        thirds of a page; or `whole`, a row of its own. They are classes of CSS."""
+        """How wide it is on a page, as a class of CSS: `small`, `middle` or `whole`, a
+        third, two thirds or all of the page."""
         width, height = self.picture.size
         columns = self.row.plan.columns
         if width > _WIDE * height or columns > _MIDDLE:
@@ -88,7 +87,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Figures of one tensor of one layer, of several images or of two runs."""
+    """The figures of one tensor of one layer: on the page of an image those of one or two
+    runs, on the page of the layer those of all images."""
 
     id: str
     layer: str
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def pairs(self) -> Iterator[tuple[Figure, ...]]:
-        """The figures of each image: one, or those of two runs, this one first."""
+        """The figures of each image: one, or one of each run, that of this run first."""
         # those of an image are neighbours, so that groupby needs no sorting
         for _, figures in groupby(self.figures, key=lambda figure: figure.name):
             yield tuple(figures)
@@ -144,26 +144,28 @@ class MissingLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportPage:
-    """One image with all its layers, or one layer of all images."""
+    """A page of one image with all its layers, or of one layer with all images."""
 
     id: str
     name: str
+    """Of the image or of the layer."""
     groups: tuple[Group, ...]
     type: str = ""
+    """Of a layer."""
     inputs: Mapping[bool, PictureView] = field(default_factory=dict)
-    """What the model saw of an image in this run (False), and in the other (True), if
-    it has it."""
+    """What the model saw of an image in this run (False), and in the run that it is
+    compared with (True), if that has the image; empty for a layer."""
     missing_layers: Sequence[MissingLayer] = ()
     """Layers that the image lacks."""
 
     @property
     def image(self) -> ReadImage:
-        """The image in this run."""
+        """The image of an image's page, in this run."""
         return self.inputs[False].image
 
     @property
     def seen(self) -> dict[bool, PictureView]:
-        """What the model saw: one picture where both runs saw the same."""
+        """`inputs`, without that of the other run where both files are the same."""
         views = dict(self.inputs)
         if len(views) > 1:
             files = [(view.image, view.file) for view in views.values()]
@@ -179,17 +181,36 @@ class ReportPages(NamedTuple):
     layers: Sequence[ReportPage]
     """In the model's order."""
 
+    @property
+    def tensors(self) -> list[Group]:
+        """The groups of all layers' pages, in the order in which their tensors were
+        captured: those of the first image, then what only later images have."""
+        groups = {}
+        for page in self.layers:
+            for group in page.groups:
+                groups[page.id, group.stem] = group
+        in_order = {}
+        for page in self.images:
+            for group in page.groups:
+                in_order[group.page, group.stem] = groups[group.page, group.stem]
+        return list(in_order.values())
+
 
 class _LayerKey(NamedTuple):
-    """A layer of the model; functions share the position of the module that calls them."""
+    """A layer of the model. A function has the position of the module that calls it."""
 
     position: int
     name: str
 
 
 def _script_name(image: int, layer: int, images_per_script: int) -> str:
-    """The script with the grids of an image and a layer, by their numbers."""
-    # with one image a script has 16 layers, with eight or more it has two of each
+    """The name of the script that has the grids of an image and a layer.
+
+    Args:
+        image, layer: their numbers in the run.
+        images_per_script: the images whose grids share a script.
+    """
+    # with one image a script has 16 layers, with eight or more it has two
     layers_per_script = _GRIDS_PER_SCRIPT // images_per_script
     return f"grids-{image // images_per_script:03d}-{layer // layers_per_script:03d}.js"
 
@@ -199,8 +220,8 @@ def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
 
     Args:
         run: may have no image at all.
-        compared_run: whose grids stand with those of the same image and tensor. What
-            it alone has is on no page.
+        compared_run: the run to compare with, if there is one. Its grids are shown
+            beside those of the same image and tensor; what it alone has is on no page.
     """
     numbers = _layer_numbers(run)
     images_per_script = max(1, min(IMAGES_PER_SCRIPT, len(run.images)))
@@ -212,7 +233,7 @@ def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
         image_pages.append(
             _image_page(number, image, compared_image, numbers, images_per_script)
         )
-    # in the model's order, although an image may lack a layer, or have it later
+    # all layers first, in the model's order: an image may lack one, or have it later
     groups_of_layer: dict[str, dict[str, list[Group]]] = {
         _layer_id(number): {} for number in numbers.values()
     }
@@ -234,8 +255,10 @@ def _image_page(
 
     Args:
         number: of the image in its run, from 0.
-        compared_image: the same in the run to compare with; None where it lacks it.
-        layer_numbers: of all layers of the run.
+        compared_image: the same image in the run to compare with; None where that has
+            it not.
+        layer_numbers: the numbers of all layers of the run.
+        images_per_script: the images whose grids share a script.
     """
     page_id = f"image-{number:03d}"
     inputs = {False: input_view(f"p{number}-i", image, page_id)}
@@ -298,8 +321,13 @@ def _changed_layers(image: ReadImage) -> dict[str, _ChangedLayer]:
 def _zeroed_before(
     changed: Mapping[str, _ChangedLayer], outputs: Sequence[Capture]
 ) -> dict[CaptureKey, frozenset[int]]:
-    """Channels that are set to zero in layers that are not drawn, by the first output
-    behind such a layer in the model."""
+    """Channels that are set to zero in layers that are not drawn, by the key of the first
+    output behind such a layer in the model.
+
+    Args:
+        changed: the layers that interventions change, by name.
+        outputs: the captured outputs of an image.
+    """
     drawn = {row.layer for row in outputs}
     zeroed: dict[CaptureKey, frozenset[int]] = {}
     for name, layer in changed.items():
@@ -310,8 +338,8 @@ def _zeroed_before(
 
 
 def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
-    """Channels of outputs that interventions set to zero: in the layers that they
-    change, and in what stands directly behind these and keeps channels apart."""
+    """Channels of each captured output that interventions set to zero: those of the layers
+    that they change, and of layers directly behind these that keep channels apart."""
     changed = _changed_layers(image)
     outputs = [row for row in image.captures.values() if row.kind == "output"]
     before = _zeroed_before(changed, outputs)
@@ -341,7 +369,7 @@ def _layer_id(number: int) -> str:
 
 
 def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
-    """The layers of a run in the model's order, numbered."""
+    """The numbers of the layers of a run, from 0 in the model's order."""
     layers: dict[_LayerKey, None] = {}
     for image in run.images.values():
         for row in image.captures.values():
@@ -356,7 +384,8 @@ def input_view(id: str, image: ReadImage, home: str) -> PictureView:
     """The picture of what the model saw of an image.
 
     Args:
-        home: the id of the image's page.
+        id: of the picture.
+        home: the id of the image's page; empty in a report of one page.
     """
     alt = f"What the model saw of {image.name}"
     return PictureView(id, image, INPUT_FILE, image.input_size, alt, home)
@@ -375,9 +404,14 @@ def _missing_layers(image: ReadImage) -> list[MissingLayer]:
 
 
 def _layer_page(id: str, groups_by_stem: Mapping[str, Sequence[Group]]) -> ReportPage:
-    """The page of a layer: for each of its tensors the figures of all images."""
+    """The page of a layer: for each of its tensors the figures of all images.
+
+    Args:
+        id: of the page.
+        groups_by_stem: the groups of the images' pages, by which tensor they show.
+    """
     merged = []
-    # what the groups of a tensor share is that of the first image that has it
+    # a group of the page has the fields of that of the first image, but for its figures
     for n, groups in enumerate(groups_by_stem.values()):
         figures = tuple(figures_of(groups))
         merged.append(replace(groups[0], id=f"{id}-{n}", figures=figures))

@@ -1,21 +1,22 @@
-"""What the script of places (`assets/places.js`) knows: for each place of each image
-its vector, shortened, and the channels that stand out there.
+"""The data of the script of places (`assets/places.js`): for each place of each image a
+shortened vector, and the channels that stand out there.
 
     places.js          the code
     places-index.js    window.FEATVIZ_PLACES = {layers: [...], images: [...], ...}
     places-000.js      FEATVIZ_PLACES.add(0, [{size, vectors, channels, values}, ...])
 
-The index comes when somebody asks for places, then the script of the page's image, then
-those of the images with which all are compared.
+A browser loads the index when somebody asks for places, then the script of the page's
+image, then those of the images with which all are compared.
 
     conv1 relu1 conv2 relu2 pool conv3 relu3 ...     at most six layers have vectors;
             ^           ^                ^           the next one answers for the others
 
-Six hold what a user looks at, the last layer of each resolution, and cost a sixth of
-forty. A vector has length 1 and is written in the main axes that the images of a layer
-share, an axis as int8 in units of its own. As many axes are kept as leave the cosines
-of 500 random pairs within 0.03. Where these take more bytes than an image may have,
-places are averaged in squares of four; the page says the error."""
+Six suffice for what a user looks at, the last layer of each resolution. A vector has
+length 1, and is shortened to its coordinates along the main axes of a layer, which all
+images share: an int8 for each axis, in units of its own. The number of axes is the
+smallest with which the cosines of 500 random pairs are right within 0.03. Where that
+takes more bytes than an image may have, places are averaged in squares of four. The page
+says the error."""
 
 from __future__ import annotations
 
@@ -48,27 +49,27 @@ PLACES_ASSET = "places.js"
 """The code, which only a report with places has."""
 INDEX_SCRIPT = "places-index.js"
 COMPARED_IMAGES = 50
-"""The first images, with whose places those of any image are compared: a browser loads
-all of their scripts."""
+"""How many images, the first ones, any place is compared with: a browser loads the
+scripts of all of them."""
 MOST_LAYERS = 6
-"""Layers that have vectors."""
+"""How many layers have vectors."""
 _MOST_BYTES = 225_000
-"""The most bytes for an image in all layers, before base64 makes 300 kB of them."""
+"""Bytes for an image in all layers, of which base64 makes 300 kB."""
 _COUNTS = (8, 16, 24, 32, 48, 64)
-"""How many axes there may be."""
+"""The numbers of axes that are tried."""
 _THREADS = 2
 _PAIRS = 500
 _SAMPLED = 4096
-"""Places of which axes and units are computed."""
+"""About how many places axes and units are computed from."""
 _LARGEST_ERROR = 0.03
 _SHOWN_CHANNELS = 8
 _TENTH = 10
-"""Standard deviations are written as int8 in tenths."""
+"""Levels to a standard deviation, in int8."""
 
 
 @dataclass
 class LayerEntry:
-    """A layer in the index."""
+    """A tensor of a layer in the index; the script finds it by its number there."""
 
     name: str
     type: str
@@ -78,15 +79,15 @@ class LayerEntry:
     spot: str
     """The address of its channel 0."""
     reason: str = ""
-    """Why it has no places; then all below is empty."""
+    """Why it has no places; then the fields below keep their defaults."""
     stand_in: int | None = None
     """The number of the layer that answers for it; None where it has vectors itself, or
     a reason."""
     channels: int = 0
     error: float = 0.0
-    """The largest of 500 random pairs' cosines."""
+    """The largest error of the cosines of 500 random pairs."""
     units: list[float] = field(default_factory=list)
-    """What 1 stands for along each axis."""
+    """What level 1 stands for along each axis."""
 
 
 @dataclass
@@ -110,64 +111,64 @@ class PlacesEntry:
     size: tuple[int, int]
     """Rows and columns."""
     factor: int
-    """Rows, and columns, of the map that were averaged into a place."""
+    """How many rows of the map, and as many columns, were averaged into a place."""
     field: list[int] | None
-    """How the receptive field follows from a row and column of the map, as in
-    `Capture.receptive_field`."""
+    """`Capture.receptive_field` of the map."""
     vectors: str
-    """Base64 of int8 [places, axes]."""
+    """Base64 of int8 [places, axes]: coordinates in units of each axis."""
     channels: str
-    """Base64 of [places, 8]: those that stand out most; uint16 where there are more
-    than 256, else uint8."""
+    """Base64 of [places, 8]: the channels that stand out most; uint16 in a layer of more
+    than 256 channels, else uint8."""
     values: str
-    """Base64 of int8 [places, 8]: tenths of a standard deviation from the mean."""
+    """Base64 of int8 [places, 8]: how far they are from their means, in tenths of a
+    standard deviation."""
 
 
 class _PlacesBasis(NamedTuple):
-    """What the places of all images of a layer are written in."""
+    """How the places of a layer are written, the same for all images."""
 
     axes: Floats
     """float32 [axes, C], each of length 1."""
     units: Floats
-    """[axes]: what level 1 stands for."""
+    """float32 [axes]: what level 1 stands for."""
     mean: Floats
     """float32 [C], over the places of the compared images."""
     deviation: Floats
-    """float32 [C]; infinite where a channel is the same everywhere."""
+    """float32 [C], over the same; infinite for a channel that is the same everywhere."""
     is_halved: bool
     """Whether four places are averaged into one."""
 
 
 @dataclass
 class _PlacesLayer:
-    """A layer of the run, while its places are read."""
+    """A tensor of a layer, while the places of its images are read."""
 
     entry: LayerEntry
     figures: Mapping[str, Figure]
-    """By name of the image."""
+    """Its figures in this run, by name of the image."""
     basis: _PlacesBasis | None = None
-    """None before the first images are read, and where the layer has no vectors."""
+    """None until the compared images are read, and where the layer has no vectors."""
 
     @property
     def has_vectors(self) -> bool:
-        """Whether it is to answer itself."""
+        """Whether its places are written: there are some, and no other layer answers."""
         return not self.entry.reason and self.entry.stand_in is None
 
     @property
     def row(self) -> Capture:
-        """The capture of its first image."""
+        """The capture of the first image that has it."""
         return next(iter(self.figures.values())).row
 
     def read(self, name: str, stats: Mapping[str, Floats]) -> PlaceVectors | None:
-        """The places of an image, halved if the basis is known and says so; None where
-        its grid does not show them.
+        """Read the places of an image from its grid, halved if the basis says so; None
+        where the grid does not show them.
 
         Args:
             name: of the image.
             stats: its statistics, as `ReadImage.stats` has them.
         """
         figure = self.figures.get(name)
-        # a layer may be dead, or not finite, or have other channels, in some images
+        # in some images a layer may be dead, or not finite, or have other channels
         if figure is None or why_no_places(figure.row):
             return None
         if figure.row.maps != self.row.maps:
@@ -181,7 +182,12 @@ class _PlacesLayer:
         return image_places
 
     def encode(self, name: str, image_places: PlaceVectors) -> PlacesEntry:
-        """The places of an image in the basis of the layer, which must be there."""
+        """The entry of an image's places; the basis must be known.
+
+        Args:
+            name: of the image.
+            image_places: from `read`.
+        """
         assert self.basis is not None
         channels, values = standing_out(
             image_places.vectors, self.basis.mean, self.basis.deviation
@@ -198,10 +204,16 @@ class _PlacesLayer:
 
 
 class PlaceScripts:
-    """Writes the scripts of places while the pages of images are rendered, whose
-    statistics are at hand then."""
+    """Makes the scripts of places while the pages of images are rendered: then the
+    statistics of an image are in memory."""
 
     def __init__(self, pages: ReportPages, site: Site) -> None:
+        """Begin without an image.
+
+        Args:
+            pages: of the run.
+            site: of the report, for addresses.
+        """
         self._images = pages.images
         self._site = site
         self._layers = _layers(pages, site)
@@ -209,10 +221,11 @@ class PlaceScripts:
         self._compared_stats: dict[str, Mapping[str, Floats]] = {}
 
     def add(self, page: ReportPage, stats: Mapping[str, Floats]) -> ReportFiles:
-        """The scripts that are complete with an image.
+        """The scripts that can be written now that the next image is there: its own, or,
+        with the last of the compared images, those of all of them.
 
         Args:
-            page: of the image; pages are added in the order of the report.
+            page: of the image; images are added in the order of the report.
             stats: of the image, as `ReadImage.stats` has them.
         """
         compared = self._images[:COMPARED_IMAGES]
@@ -222,7 +235,7 @@ class PlaceScripts:
             entries = _entries_of(self._layers, page.name, stats)
             yield self._script(number, entries)
             return
-        # the compared images wait for one another: they share their axes
+        # the axes are computed from all compared images together
         self._compared_stats[page.name] = _stats_of_places(self._layers, page, stats)
         if number == len(compared) - 1:
             entries_of = _compared_entries(self._layers, self._compared_stats)
@@ -231,8 +244,7 @@ class PlaceScripts:
             self._compared_stats.clear()
 
     def index(self) -> ReportFiles:
-        """The index, when all images have been added. Layers without vectors are in it
-        with the reason or the layer that answers for them."""
+        """The script with the index, for when all images have been added."""
         images = [self._image_entry(number) for number in range(len(self._images))]
         index = {
             "layers": [layer.entry for layer in self._layers],
@@ -244,7 +256,12 @@ class PlaceScripts:
     def _script(
         self, number: int, entries: Sequence[PlacesEntry | None]
     ) -> tuple[str, list[str]]:
-        """The script of an image, by its number."""
+        """The script of an image.
+
+        Args:
+            number: of the image.
+            entries: its places, by number of the layer.
+        """
         text = f"FEATVIZ_PLACES.add({number}, {script_json(entries)});\n"
         return _script_of(number), [text]
 
@@ -265,42 +282,39 @@ class PlaceScripts:
 
 
 def _layers(pages: ReportPages, site: Site) -> list[_PlacesLayer]:
-    """The layers of a run whose maps are of the image: with places, with a layer that
-    answers for them, or with the reason why they have none."""
-    groups: list[Group] = []
-    for page in pages.layers:
-        groups.extend(page.groups)
-    # a vector or a class token lies nowhere in the image: nobody can ask for its places
+    """The layers of a run whose maps are of the image, in the model's order. Each has
+    vectors, a layer that answers for it, or the reason why it has no places."""
     layers = []
-    for group in groups:
-        if any(is_map_of_image(figure.row) for figure in group.of_this_run):
-            layers.append(_layer(group, site))
-    numbers = {
-        (layer.entry.page, layer.entry.stem): n for n, layer in enumerate(layers)
-    }
-    # Pages of layers follow the model, but resolutions change in the order in which the
-    # layers run. What the first image lacks comes last.
-    order = []
-    if pages.images:
-        keys = [(group.page, group.stem) for group in pages.images[0].groups]
-        order = [numbers[key] for key in keys if key in numbers]
+    for page in pages.layers:
+        for group in page.groups:
+            # a vector or a class token lies nowhere in the image
+            if any(is_map_of_image(figure.row) for figure in group.of_this_run):
+                layers.append(_layer(group, site))
+    entries = [layer.entry for layer in layers]
+    numbers = {(entry.page, entry.stem): n for n, entry in enumerate(entries)}
+    # resolutions change in the order in which the layers run, which is not the model's
     in_order = []
-    for number in dict.fromkeys([*order, *range(len(layers))]):
-        if not layers[number].entry.reason:
+    for group in pages.tensors:
+        number = numbers.get((group.page, group.stem))
+        if number is not None and not entries[number].reason:
             in_order.append(number)
     answering = _answering(layers, in_order)
-    # the last in the order always answers, so that each other layer has one behind it
+    # The last one always answers, so that every other layer has one behind it.
     stand_in = None
     for number in reversed(in_order):
         if number in answering:
             stand_in = number
         else:
-            layers[number].entry.stand_in = stand_in
+            entries[number].stand_in = stand_in
     return layers
 
 
 def _layer(group: Group, site: Site) -> _PlacesLayer:
-    """A layer before its places are read."""
+    """A tensor of a layer before its places are read.
+
+    Args:
+        group: of the page of the layer.
+    """
     labelled = bool(site.options[False].get("labels"))
     reasons = [why_no_places(figure.row, labelled) for figure in group.of_this_run]
     entry = LayerEntry(
@@ -315,26 +329,26 @@ def _layer(group: Group, site: Site) -> _PlacesLayer:
 
 
 def _answering(layers: Sequence[_PlacesLayer], in_order: Sequence[int]) -> list[int]:
-    """The layers that have vectors: all of at most six; of more the last of each
-    resolution, and as many between them as there is room for.
+    """The numbers of the layers that have vectors: all of up to six. Of more they are the
+    last of each resolution, and others in the widest gaps until there are six.
 
     Args:
         layers: of the run.
-        in_order: numbers of those with places, in the order in which they ran.
+        in_order: the numbers of those with places, in the order in which they ran.
     """
     if len(in_order) <= MOST_LAYERS:
         return list(in_order)
-    ends = []
+    ends = []  # positions in `in_order`
     position = -1
     sizes = [layers[number].row.plan.map_size for number in in_order]
     for _, run in groupby(sizes):
         position += len(list(run))
         ends.append(position)
-    # a U-Net or a feature pyramid goes back and forth: its runs are thinned out
+    # a U-Net or a feature pyramid changes its resolution more often: some ends are kept
     if len(ends) > MOST_LAYERS:
         steps = np.linspace(0, len(ends) - 1, MOST_LAYERS)
         ends = [ends[round(step)] for step in steps.tolist()]
-    # a transformer has one resolution: the widest gap is divided, until there are six
+    # a transformer has one resolution
     while len(ends) < MOST_LAYERS:
         gaps = np.diff([-1, *ends])
         widest = int(gaps.argmax())
@@ -349,8 +363,8 @@ def _answering(layers: Sequence[_PlacesLayer], in_order: Sequence[int]) -> list[
 def _stats_of_places(
     layers: Sequence[_PlacesLayer], page: ReportPage, stats: Mapping[str, Floats]
 ) -> Mapping[str, Floats]:
-    """The statistics of an image that its places need: the others need not stay in
-    memory until all compared images are there."""
+    """Those statistics of an image that its places need: these alone stay in memory until
+    all compared images are there."""
     kept = {}
     for layer in layers:
         figure = layer.figures.get(page.name)
@@ -363,19 +377,21 @@ def _stats_of_places(
 def _compared_entries(
     layers: Sequence[_PlacesLayer], stats: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, list[PlacesEntry | None]]:
-    """The places of the compared images, by name of the image and number of the layer.
-    Sets the basis of each layer that can have one.
+    """The places of the compared images.
 
     Args:
-        layers: of the run; their entries are completed.
-        stats: by name of the image, one at least, each as `ReadImage.stats` has them;
-            in the order of the report.
+        layers: of the run. Each that has vectors gets its basis, and its entry in the
+            index is completed.
+        stats: of the compared images, by name; at least one.
+
+    Returns:
+        For each image, by name, its places by number of the layer.
     """
     entries: dict[str, list[PlacesEntry | None]] = {}
     for name in stats:
         entries[name] = [None] * len(layers)
-    # A layer may need few axes, or many. Each has a share of the budget for certain,
-    # what all axes take at half the resolution, so that the first ones cannot use up all.
+    # A layer may need few axes, or many. So that the first layers cannot use up all bytes,
+    # what all axes take at half the resolution is reserved for each layer behind them.
     reserved = {}
     for number, layer in enumerate(layers):
         if layer.has_vectors:
@@ -388,7 +404,7 @@ def _compared_entries(
         if not vectors:
             layer.entry.reason = "its pictures do not show values"
             continue
-        # what a layer does not need is left to those behind it
+        # bytes that a layer does not need are left to those behind it
         fitted = _fitted(layer, vectors, bytes_left - sum(reserved.values()))
         layer.basis = fitted.basis
         axes = len(layer.basis.axes)
@@ -401,10 +417,10 @@ def _compared_entries(
 def _read_all(
     layer: _PlacesLayer, stats: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, PlaceVectors]:
-    """The places of those images that have some in a layer, by name.
+    """The places of the images in a layer, by name; images without any are left out.
 
     Args:
-        stats: of the images by their names.
+        stats: of the images, by name.
     """
     vectors = {}
     # decoders let other threads work meanwhile
@@ -420,7 +436,7 @@ def _entries_of(
     layers: Sequence[_PlacesLayer], name: str, stats: Mapping[str, Floats]
 ) -> list[PlacesEntry | None]:
     """The places of an image that is not among the compared ones, by number of the
-    layer.
+    layer; None in a layer without vectors, or where the grid does not show them.
 
     Args:
         layers: of the run, with their bases.
@@ -440,7 +456,7 @@ def _bytes_of(layer: _PlacesLayer, axes: int, is_halved: bool) -> int:
     """How many bytes the image with the most places takes in a layer, before base64.
 
     Args:
-        axes: a byte each at every place.
+        axes: how many; each takes a byte at every place.
         is_halved: whether four places are averaged into one.
     """
     counts = []
@@ -459,17 +475,18 @@ class _FittedPlaces(NamedTuple):
 
     basis: _PlacesBasis
     by_image: Mapping[str, PlaceVectors]
-    """The compared images' places by name, halved if the basis says so."""
+    """The places of the compared images, by name; halved if the basis says so."""
 
 
 def _fitted(
     layer: _PlacesLayer, by_image: Mapping[str, PlaceVectors], available: int
 ) -> _FittedPlaces:
-    """The basis of a layer, at half the resolution where its vectors need more axes than
-    the bytes hold; completes its entry in the index.
+    """Make the basis of a layer: at full resolution, or at half of it where its vectors
+    need more axes than there are bytes for.
 
     Args:
-        by_image: of the compared images, by name; at least one.
+        layer: its entry in the index is completed.
+        by_image: the places of the compared images, by name; at least one.
         available: bytes for the image with the most places, before base64.
     """
     for is_halved in (False, True):
@@ -478,8 +495,8 @@ def _fitted(
             for name, fine in by_image.items():
                 halves[name] = halved(fine, layer.figures[name].row.plan.map_size)
             by_image = halves
-        # All images at once: only in common axes can places of two images be compared,
-        # and a channel stands out against the mean of all.
+        # All images together: places of two images can be compared along common axes
+        # alone, and a channel stands out against the mean of all.
         vectors = np.concatenate([image.vectors for image in by_image.values()])
         bytes_of_channels = _bytes_of(layer, 0, is_halved)
         bytes_of_axis = _bytes_of(layer, 1, is_halved) - bytes_of_channels
@@ -487,14 +504,14 @@ def _fitted(
         # never fewer than eight, even if that is more bytes
         most_axes = max(_COUNTS[0], min(_COUNTS[-1], most_axes))
         shortened = _shortened(vectors, most_axes)
-        # Fewer axes than there is room for are all that the vectors have: a coarser map
-        # would make no room that they need.
+        # Fewer axes than there is room for are all axes of these vectors: half the
+        # resolution would make room for nothing.
         if shortened.error <= _LARGEST_ERROR or len(shortened.units) < most_axes:
             break
     layer.entry.channels = vectors.shape[1]
     layer.entry.error = shortened.error
     layer.entry.units = shortened.units.tolist()
-    # a channel that is the same everywhere stands out nowhere
+    # divided by infinity, a channel that is the same everywhere stands out nowhere
     deviation = vectors.std(0)
     deviation[deviation == 0] = np.inf
     basis = _PlacesBasis(
@@ -504,27 +521,28 @@ def _fitted(
 
 
 class _ShortVectors(NamedTuple):
-    """Axes in which vectors are short."""
+    """Axes along which vectors are shortened."""
 
     axes: Floats
     """float32 [axes, C], each of length 1."""
     units: Floats
-    """[axes]: what level 1 stands for."""
+    """float32 [axes]: what level 1 stands for."""
     error: float
-    """How far the cosines of random pairs are off, at most."""
+    """The largest error of the cosines of random pairs."""
 
 
 def _shortened(vectors: Floats, most_axes: int) -> _ShortVectors:
-    """As many main axes of vectors as keep the error small.
+    """The main axes of vectors: the smallest number of `_COUNTS` that keeps the error
+    within _LARGEST_ERROR, or all that there is room for.
 
     Args:
-        vectors: float32 [N, C].
+        vectors: float32 [N, C], of any length.
         most_axes: how many axes there is room for.
     """
     sample = unit_vectors(vectors[:: -(-len(vectors) // _SAMPLED)])
     axes = main_axes(sample, most_axes)
-    # each axis has a unit of its own: the last ones vary a hundredth of the first, and
-    # would round to nothing in common units
+    # In a common unit the last axes would round to nothing: vectors vary a hundredth as
+    # much along them as along the first.
     units = np.maximum(abs(sample @ axes.T).max(0), 1e-30) / 127
     # a fixed seed: the same report has the same bytes
     pairs = np.random.default_rng(0).integers(0, len(vectors), (2, _PAIRS))
@@ -543,19 +561,27 @@ def _shortened(vectors: Floats, most_axes: int) -> _ShortVectors:
 
 
 def shortened_cosines(first: Floats, second: Floats) -> Floats:
-    """The cosines of pairs of vectors [N, axes] whose whole length is 1.
+    """Estimate the cosines of pairs of vectors from their coordinates along some axes.
 
-    What lies outside the axes is known by its length alone. It is the same in equal
-    places, and has nothing in common in unlike ones: its cosine is taken for the eighth
-    power of that within the axes. In resnet18's stages the largest error is 0.6 times
-    that of the cosines within 32 to 64 axes alone, of random pairs, and no larger of
-    those that are most alike."""
+    Of the rest of a vector only the length is known, since the whole has length 1. Equal
+    places have the same rest, and the rests of unlike places have nothing in common: so
+    the cosine of the rests is taken to be the eighth power of the cosine along the axes.
+    For random pairs in resnet18's stages, with 32 to 64 axes, this makes the largest
+    error 0.6 times as large as without the rest, and no larger for the most similar
+    pairs.
+
+    Args:
+        first, second: [N, axes], a pair in each row.
+
+    Returns:
+        [N], at most 1.
+    """
     first_lengths = np.linalg.norm(first, axis=1)
     second_lengths = np.linalg.norm(second, axis=1)
     products = (first * second).sum(1)
     tiny = np.finfo(np.float32).tiny
     inside = products / np.maximum(first_lengths * second_lengths, tiny)
-    # eight bits may make a vector longer than 1
+    # rounded to eight bits, a vector may be longer than 1
     first_outside = np.sqrt((1 - first_lengths**2).clip(0))
     second_outside = np.sqrt((1 - second_lengths**2).clip(0))
     outside = first_outside * second_outside
@@ -564,8 +590,8 @@ def shortened_cosines(first: Floats, second: Floats) -> Floats:
 
 
 def _levels(coordinates: Floats, units: Floats) -> np.ndarray:
-    """Coordinates [N, axes] as int8; an image that is not compared may reach farther
-    than the units."""
+    """Coordinates [N, axes] as int8 in the units [axes]. Those of an image that is not
+    compared may be beyond the range of int8, and are clipped."""
     levels: np.ndarray = np.rint(coordinates / units).clip(-127, 127).astype(np.int8)
     return levels
 
@@ -574,11 +600,13 @@ def _levels(coordinates: Floats, units: Floats) -> np.ndarray:
 
 
 def halved(image_places: PlaceVectors, map_size: tuple[int, int]) -> PlaceVectors:
-    """Places with squares of two by two averaged.
+    """Places of half the resolution: each is the mean of a square of two by two, weighted
+    by how many rows and columns of the map a place stands for.
 
     Args:
-        map_size: rows and columns of the map, of which the last places may have fewer
-            than the others.
+        image_places: those at the lower and the right edge may stand for fewer rows or
+            columns than the others, and their squares may be cut.
+        map_size: rows and columns of the map.
     """
     vectors = image_places.vectors.reshape(*image_places.size, -1)
     for axis, length in enumerate(map_size):
@@ -613,17 +641,17 @@ class StandingOut(NamedTuple):
 
 
 def standing_out(vectors: Floats, mean: Floats, deviation: Floats) -> StandingOut:
-    """The channels farthest from their means, in standard deviations.
+    """The eight channels at each place that are farthest from their means, in standard
+    deviations; all channels where there are fewer.
 
     Args:
-        vectors: float32 [N, C], of all places of an image in a layer. With fewer than
-            eight channels all of them are returned.
-        mean: [C], over all places of all images.
+        vectors: float32 [N, C], of all places of an image in a layer.
+        mean: [C], over all places of the compared images.
         deviation: [C], likewise; not 0.
     """
     scores = (vectors - mean) / deviation
     count = min(_SHOWN_CHANNELS, scores.shape[1])
-    # the largest first in any order, which is faster than to sort all channels; then these
+    # to find the largest and then sort these is faster than to sort all channels
     channels = np.argpartition(-abs(scores), count - 1, axis=1)[:, :count]
     values = np.take_along_axis(scores, channels, axis=1)
     order = np.argsort(-abs(values), axis=1, kind="stable")

@@ -58,17 +58,19 @@ from featviz.report.totals import (
 from featviz.rundir import REPORT_ASSETS
 from featviz.rundir.read import ReadRun
 
-# the script with the grids of the page of a comparison
 _COMPARISON_GRIDS = "grids-comparison.js"
+"""The script with the grids of the page of a comparison."""
 
 
 class LayerFinding(NamedTuple):
-    """What was found of a tensor's channels in all images."""
+    """One finding of a tensor, over all images."""
 
     group: Group
     name: str
+    """Of the finding: `all zero`."""
     channels: Sequence[int]
     is_dead: bool
+    """Whether its channels are all zero behind an activation."""
 
 
 class TensorRow(NamedTuple):
@@ -80,13 +82,14 @@ class TensorRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A run compared with another."""
+    """The comparison of a run with an earlier one."""
 
     other: ReadRun
+    """The earlier one."""
     result: Comparison | None = None
     """None where the runs cannot be compared."""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
-    """Those of its page, by file."""
+    """The difference maps of its page, PNG by file."""
     reason: str = ""
     """Why the runs cannot be compared; else empty."""
 
@@ -98,10 +101,12 @@ class RunPage:
     run: ReadRun
     pages: ReportPages
     first: ReportPage | None
-    """The image whose maps it shows; None in a run that has drawn no image."""
+    """The page of the image whose maps it shows; None in a run without images."""
     stages: Sequence[NetworkStage]
     strip_keys: Sequence[ColorKey]
+    """What the colours of the maps of the network mean."""
     dead: str
+    """How many channels are dead, in words."""
     findings: Sequence[LayerFinding]
     rows: Sequence[TensorRow]
     """The tensors of all layers, in the order in which they ran."""
@@ -110,18 +115,16 @@ class RunPage:
     comparison: RunComparison | None
     audit: AuditView | None
     max_maps: int | None
-    """The most maps that a layer shows, where they are fewer so that one file stays
-    small."""
+    """How many maps a layer shows at most, so that one file stays small; None for all."""
 
     @property
     def is_dead_by_audit(self) -> bool:
-        """Whether an audit says which channels are dead: of more images than most runs
-        have."""
+        """Whether `dead` is the count of an audit."""
         return self.audit is not None and self.audit.dead_summary is not None
 
     @property
     def failed(self) -> list[tuple[str, str]]:
-        """Images that failed or are incomplete, with reasons."""
+        """The names of images that failed or are incomplete, each with the reason."""
         failed = list(self.run.failures.items())
         for name, reason in self.run.left_out.items():
             failed.append((name, f"incomplete: {reason}"))
@@ -129,16 +132,16 @@ class RunPage:
 
     @property
     def picture_count(self) -> int:
-        """How many grids the run has."""
+        """How many pictures of tensors the run has."""
         return sum(len(image.captures) for image in self.run.images.values())
 
     def page_of(self, layer: str) -> str | None:
-        """The id of a layer's page."""
+        """The id of a layer's page; None for a layer without one."""
         return next((page.id for page in self.pages.layers if page.name == layer), None)
 
 
 class Neighbours(NamedTuple):
-    """The pages before and after one."""
+    """The pages before and after a page; None where there is none."""
 
     before: ReportPage | None
     after: ReportPage | None
@@ -154,7 +157,7 @@ class ImagePage:
     stages: Sequence[NetworkStage]
     strip_keys: Sequence[ColorKey]
     all_zero: Mapping[str, Sequence[int]]
-    """Channels that are all zero, by id of the figure's picture."""
+    """The channels that are all zero in this image, by id of the figure's picture."""
 
 
 @dataclass(frozen=True)
@@ -179,40 +182,39 @@ class LayerPage:
     tensors: Sequence[TensorView]
     audit: AuditView | None
     shown_channels: int = 24
-    """Where a layer has more channels, the page shows so many until it is unfolded."""
+    """How many channels of a layer the page shows until the layer is unfolded."""
 
 
 class _RenderedImage(NamedTuple):
-    """The page of an image, and what others need of its numbers."""
+    """The page of an image, and the numbers that scripts need."""
 
     article: Markup
     grids: Mapping[str, Mapping[str, str]]
-    """The grids as JSON, by the name of their script and by their id."""
+    """For each script, by its name, grids as JSON, by the ids of their pictures."""
     stats: Mapping[str, Floats]
-    """The statistics of this run, as `ReadImage.stats` has them."""
+    """The statistics of the image in this run, as from `ReadImage.stats`."""
 
 
 @dataclass
 class RunReport:
-    """Renders the pages of a run: those of images first, whose numbers the other pages
-    total."""
+    """Renders the pages of a run. Those of images come first: they fill the totals, which
+    the pages of layers and of the run show."""
 
     run: ReadRun
     pages: ReportPages
     companions: Companions
     comparison: RunComparison | None = None
     max_maps: int | None = None
-    """The most maps that a layer shows, where they are fewer so that one file stays
-    small."""
+    """As `RunPage.max_maps`."""
     _totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
-    """What `_totals_of` has made so far, by id of the layer's page and stem."""
+    """Totals by the id of the layer's page and the tensor's stem; see `_totals_of`."""
     _first_stats: Mapping[str, Floats] = field(default_factory=dict)
-    """The statistics of the first image, by id of the picture, for the page of the run.
-    """
+    """The statistics of the first image, [channels, 6] by id of the picture. The page of
+    the run shows them, which is rendered last."""
 
     def render(self, links: Links) -> ReportFiles:
-        """The files of the report. Only the numbers of a few images, and no page as a
-        whole, are in memory at a time; a report of one file has its articles.
+        """Render the report, once: the totals are those of the images that have been
+        rendered. The numbers of a few images are in memory at a time.
 
         Args:
             links: how pages refer to one another, in a folder or in one file.
@@ -220,15 +222,24 @@ class RunReport:
         Yields:
             The name and the pieces of each file.
         """
-        # the order matters: images fill the totals, which the pages of layers and of the
-        # run show
         site = self._site(links)
         yield from asset_files(site)
         if links.inline:
             yield f"{RUN_PAGE}.html", self._single_file(site)
             return
-        grids: dict[str, dict[str, str]] = {}
         place_scripts = PlaceScripts(self.pages, site)
+        yield from self._image_files(site, place_scripts)
+        for page in self.pages.layers:
+            yield f"{page.id}.html", _document(site, page, self._layer(page, site))
+        if self.comparison is not None and self.comparison.result is not None:
+            yield from self._comparison_files(site, self.comparison)
+        yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
+        if site.places:
+            yield from place_scripts.index()
+
+    def _image_files(self, site: Site, place_scripts: PlaceScripts) -> ReportFiles:
+        """The pages of all images, and the scripts with their grids and places."""
+        grids: dict[str, dict[str, str]] = {}
         for number, page in enumerate(self.pages.images, 1):
             image = self._image(page, site)
             # a script has several images, and is complete with the last of them
@@ -242,16 +253,9 @@ class RunReport:
                 grids.clear()
                 # templates leave cycles, which hold findings of thousands of channels
                 gc.collect()
-        for page in self.pages.layers:
-            yield f"{page.id}.html", _document(site, page, self._layer(page, site))
-        if self.comparison is not None and self.comparison.result is not None:
-            yield from self._comparison_files(site, self.comparison)
-        yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
-        if site.places:
-            yield from place_scripts.index()
 
     def _single_file(self, site: Site) -> Iterator[Markup]:
-        """All pages in one document: the page of the run first, which is rendered last."""
+        """All pages in one document. That of the run is the first, and rendered last."""
         grids: dict[str, str] = {}
         articles = []
         for page in self.pages.images:
@@ -274,7 +278,7 @@ class RunReport:
         return render_document(site, Document(pieces, data=script(grids)))
 
     def _site(self, links: Links) -> Site:
-        """What all pages share."""
+        """What all pages of the report share."""
         options = {False: self.run.record.get("options") or {}}
         labels = {}
         if self.comparison is not None:
@@ -296,7 +300,7 @@ class RunReport:
         for layer in self.pages.layers:
             for number, group in enumerate(layer.groups):
                 anchors[layer.id, group.stem] = f"t{number}-" if number else ""
-        # one file has no room for places, and without images there is none
+        # one file has no room for places, and without images there are none
         has_places = bool(self.pages.images) and not links.inline
         return Site(
             links=links,
@@ -310,13 +314,14 @@ class RunReport:
         )
 
     def _totals_of(self, group: Group) -> ChannelTotals:
-        """The totals of a tensor over all images of this run."""
+        """The totals of a tensor over the images of this run that have been rendered; the
+        same object for all groups of the tensor."""
         return self._totals.setdefault((group.page, group.stem), ChannelTotals())
 
     # The page of the run
 
     def _index(self, site: Site) -> Iterator[Markup]:
-        """The page of the run; the totals have to be complete."""
+        """The page of the run, to be rendered after all images."""
         images, layers = self.pages
         first = images[0] if images else None
         stages = []
@@ -324,7 +329,7 @@ class RunReport:
             totals = [self._totals_of(group) for group in first.groups]
             stages = network(first, self._first_stats, totals)
         # an audit has seen more images than most runs, and its count comes first
-        groups = _in_order(self.pages)
+        groups = self.pages.tensors
         audit = self.companions.audit
         dead = None if audit is None else audit.dead_summary
         page = RunPage(
@@ -344,7 +349,7 @@ class RunReport:
         return render("run", site, page)
 
     def _findings(self, groups: Iterable[Group]) -> list[LayerFinding]:
-        """The findings of these tensors, in their order."""
+        """All findings of these tensors, in their order."""
         findings = []
         for group in groups:
             totals = self._totals_of(group)
@@ -361,8 +366,8 @@ class RunReport:
         """What the page shows.
 
         Args:
-            comparison: one that has a result.
-            address: of a picture, by its file.
+            comparison: must have a result.
+            address: gives the address of a difference map, by its file.
         """
         assert comparison.result is not None
         inputs = {page.name: page.inputs[False] for page in self.pages.images}
@@ -371,7 +376,8 @@ class RunReport:
         )
 
     def _comparison_files(self, site: Site, comparison: RunComparison) -> ReportFiles:
-        """The page, its grids, and its pictures in a folder of their own."""
+        """The page, the script with its grids, and its pictures in a folder of their
+        own."""
 
         def path_of(file: str) -> str:
             return f"{COMPARISON_PAGE}/{file}"
@@ -390,10 +396,10 @@ class RunReport:
 
     def _image(self, page: ReportPage, site: Site) -> _RenderedImage:
         """Render the page of an image, and add its numbers to the totals."""
-        # of this run (False) and of the one to compare with (True)
+        # as `page.inputs`: of this run (False), and of the one to compare with (True)
         stats_of_run = {}
-        for is_compared, view in page.inputs.items():
-            stats_of_run[is_compared] = view.image.stats()
+        for other, view in page.inputs.items():
+            stats_of_run[other] = view.image.stats()
         stats = {}
         grids: dict[str, dict[str, str]] = {}
         for group in page.groups:
@@ -404,7 +410,7 @@ class RunReport:
                 is_grey = site.color_key(figure).is_grey
                 grid = figure_grid(figure, stats[id], is_grey)
                 grids.setdefault(figure.script, {})[id] = grid
-            # the first is of this run, whose numbers alone are totalled
+            # the totals are of this run, and so is the first figure
             figure = group.figures[0]
             table = stats[figure.picture.id]
             self._totals_of(group).add(figure.row, table, group.zeroed)
@@ -413,7 +419,7 @@ class RunReport:
         stages = network(page, stats)
         all_zero = {}
         for id, table in stats.items():
-            # share of zeros 1, and nothing that is not finite
+            # the share of zeros is 1, and no value is not finite
             all_zero[id] = np.flatnonzero((table[:, 4:] == (1, 0)).all(1)).tolist()
         content = ImagePage(
             image=page,
@@ -427,7 +433,7 @@ class RunReport:
         return _RenderedImage(article, grids, stats_of_run[False])
 
     def _layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
-        """The page of a layer; the totals have to be complete."""
+        """The page of a layer, to be rendered after all images."""
         audit = self.companions.audit
         tensors = []
         for group in page.groups:
@@ -451,26 +457,14 @@ class RunReport:
 def _document(
     site: Site, page: ReportPage, article: Iterable[Markup]
 ) -> Iterator[Markup]:
-    """The document of an image or a layer, which loads the grids of its figures."""
+    """The document of an image's or a layer's page, which loads the scripts with the grids
+    of its figures."""
     scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
     return render_document(site, Document(article, page.name, list(scripts)))
 
 
-def _in_order(pages: ReportPages) -> list[Group]:
-    """The tensors of all layers with their figures of all images, in the order in which
-    they ran, that of the first image that has them."""
-    groups = {}
-    for page in pages.layers:
-        for group in page.groups:
-            groups[page.id, group.stem] = group
-    order = {}
-    for image in pages.images:
-        order.update(dict.fromkeys((group.page, group.stem) for group in image.groups))
-    return [groups[key] for key in order]
-
-
 def _neighbours(page: ReportPage, pages: Sequence[ReportPage]) -> Neighbours:
-    """The pages before and after a page of `pages`; None at either end."""
+    """The neighbours of a page in `pages`."""
     number = pages.index(page)
     before = pages[number - 1] if number else None
     after = pages[number + 1] if number + 1 < len(pages) else None
@@ -483,7 +477,7 @@ def _legend(page: ReportPage, site: Site) -> list[LegendEntry]:
 
 
 def _strip_keys(stages: Sequence[NetworkStage], site: Site) -> list[ColorKey]:
-    """The keys of the strips of a network, each once."""
+    """The keys of the strips of maps in a network, each once."""
     keys: dict[ColorKey, None] = {}
     for stage in stages:
         for step in stage.steps:
@@ -493,10 +487,10 @@ def _strip_keys(stages: Sequence[NetworkStage], site: Site) -> list[ColorKey]:
 
 
 def _missing_layers(images: Sequence[ReportPage]) -> Counter[MissingLayer]:
-    """In how many images each layer is missing, each reason by itself."""
+    """How many images lack each layer; one is counted for each reason by itself."""
     counts: Counter[MissingLayer] = Counter()
     for image in images:
-        # an image names a layer for each skipped call
+        # an image has an entry for each skipped call of a layer
         for layer in dict.fromkeys(image.missing_layers):
             counts[layer] += 1
     return counts

@@ -26,21 +26,22 @@ from featviz.report.totals import ChannelFindings, ChannelTotals
 from featviz.rundir.schema import Capture
 from featviz.text import by, counted
 
-# maps of a layer in its strip: as many as a screen shows 96 pixels wide
 STRIP = 10
-# width by height of a map in a strip; a wider or narrower one is squeezed, and the class
-# of CSS has the same number
+"""Maps of a layer in its strip: as many as a screen shows 96 pixels wide."""
 _WIDEST = 3.0
 _NARROWEST = 0.5
-# layers of one resolution that need no finer division
+"""Width by height of a map in a strip. A wider or narrower one is squeezed by a class of
+CSS, in which these numbers stand, too."""
+_BARS = 10
+"""Bars of a tensor of single numbers."""
 _FEW = 12
-# runs of one resolution that still divide a network; with more of them resolutions take
-# turns
+"""Steps up to which resolutions divide a network, even if it has one alone."""
 _MAX_STAGES = 16
-# layers whose grids are unfolded when the page of an image opens
+"""Stages up to which resolutions divide a network. With more of them they take turns."""
 _OPEN = 60
-# the title of the stage behind the last maps
+"""Steps whose grids are unfolded when the page of an image opens."""
 _VECTORS = "Vectors"
+"""The title of the stage behind the last maps."""
 
 
 class MapTile(NamedTuple):
@@ -56,20 +57,22 @@ class MapTile(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A channel that is one number."""
+    """A channel that is a single number."""
 
     channel: int
     name: str
-    """Its number; of the model's output the class that it stands for."""
+    """The number of the channel; in the model's output the class that it stands for."""
     value: str
     start: float
-    """Where the bar begins, 0..100."""
+    """Where the bar begins, 0..100, as a share of the width for it."""
     length: float
+    """Of the bar, 0..100."""
 
 
 @dataclass(frozen=True)
 class NetworkStep:
-    """A tensor of the network: its maps, or bars where its channels are single numbers."""
+    """A tensor of the network: some of its maps as tiles, or its largest numbers as bars
+    where its channels are single numbers."""
 
     group: Group
     figure: Figure
@@ -77,7 +80,7 @@ class NetworkStep:
     size: str
     """`28×28`; empty for single numbers."""
     shape: str
-    """`64 × 28×28`."""
+    """`64 × 28×28`; with slices `64 × 8 × 28×28`; `1,000 values`."""
     findings: ChannelFindings
     zeros: float
     """Share of zeros, 0..1."""
@@ -95,7 +98,7 @@ class NetworkStage:
     steps: list[NetworkStep]
     is_open: bool
     preview: NetworkStep | None
-    """The last step that has maps."""
+    """The last step that has maps; None where no step has."""
 
     @property
     def layer_count(self) -> int:
@@ -118,20 +121,20 @@ def network(
     """The stages of a network: forward, then the gradients from the output back.
 
     Args:
-        page: of an image.
-        stats: its statistics, by id of the picture.
-        over: totals of each group over all images, for zeros, range and findings; None
-            takes those of this image.
+        page: of an image, whose maps are shown.
+        stats: statistics of the image, [channels, 6] by id of the picture.
+        over: totals for each of `page.groups` over all images, for zeros, range and
+            findings; None for those of this image alone.
     """
     steps = []
     for n, group in enumerate(page.groups):
         figure = group.figures[0]
         image_stats = stats[figure.picture.id]
-        if over:
-            totals = over[n]
-        else:
+        if over is None:
             totals = ChannelTotals()
             totals.add(figure.row, image_stats, group.zeroed)
+        else:
+            totals = over[n]
         steps.append(_step(group, image_stats, totals, page.image.manifest.prediction))
     stages: list[NetworkStage] = []
     for is_backward, direction in groupby(steps, key=lambda step: step.is_backward):
@@ -149,9 +152,9 @@ def _step(
     """A tensor of the network.
 
     Args:
-        group: of the image; its first figure is drawn.
+        group: of the image; its first figure, that of this run, is shown.
         stats: [channels, 6] of this image.
-        totals: over all images, for findings, zeros and range.
+        totals: for findings, zeros and range.
         prediction: of this image, the likeliest class first; may be empty.
     """
     figure = group.figures[0]
@@ -196,7 +199,7 @@ def _stage(
 
     Args:
         before: the stages before it.
-        steps: its own, at least one.
+        steps: of this one, at least one.
         title: its resolution or its module.
         is_backward: whether its steps are of gradients.
     """
@@ -213,11 +216,13 @@ def _stage(
 
 
 def _titles(steps: Sequence[NetworkStep]) -> list[str]:
-    """The title of the stage of each step: its resolution, `28×28`; or its outermost
-    module, where all steps have one resolution, or resolutions take turns.
+    """The title of the stage of each step; steps in a row with one title are a stage. It is
+    the step's resolution, `28×28`. Where all steps have one resolution, or resolutions
+    take turns, it is a module that contains the step, if some depth of modules divides
+    the network well.
 
     Args:
-        steps: of one direction, in the order in which they ran.
+        steps: all forward or all backward, in the order in which they ran.
     """
     # The stages of a convolutional network are its resolutions. A transformer has one,
     # and a U-Net or a feature pyramid goes back and forth.
@@ -225,7 +230,7 @@ def _titles(steps: Sequence[NetworkStep]) -> list[str]:
     has_several = len({*sizes} - {_VECTORS}) > 1
     if len(steps) <= _FEW or (has_several and _runs(sizes) <= _MAX_STAGES):
         return sizes
-    # on average a stage is to have two layers or more, and four in a deep network
+    # On average a stage is to have at least two steps, in a deep network four.
     max_stages = min(max(_MAX_STAGES, len(steps) // 4), len(steps) // 2)
     # `blocks` is one module for all of a transformer, `blocks.3` is a stage
     for depth in range(1, 5):
@@ -236,13 +241,13 @@ def _titles(steps: Sequence[NetworkStep]) -> list[str]:
 
 
 def _runs(titles: Sequence[str]) -> int:
-    """How many times the title changes, and one more."""
+    """How many stages these titles make: each run of equal ones counts once."""
     return len([*groupby(titles)])
 
 
 def _resolutions(steps: Sequence[NetworkStep]) -> list[str]:
-    """The resolution of each step. Single numbers between maps belong to the stage of
-    these; behind the last maps they are a stage of their own."""
+    """The resolution of each step, `28×28`. Single numbers have that of the maps before
+    them, at the beginning of the first maps; behind the last maps it is `Vectors`."""
     with_size = [n for n, step in enumerate(steps) if step.size]
     last = with_size[-1] if with_size else -1
     current = steps[with_size[0]].size if with_size else ""
@@ -257,16 +262,19 @@ def _resolutions(steps: Sequence[NetworkStep]) -> list[str]:
 
 
 def is_numbers(row: Capture) -> bool:
-    """Whether each channel is one number, which bars show better than grey squares."""
+    """Whether each channel is a single number, which a bar shows better than a grey
+    square."""
     is_single = row.layout == "vector" or row.plan.map_size == (1, 1)
     return is_single and row.reduce is None and row.slice_count == 1
 
 
 def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
-    """Drawn channels whose maps vary much and differ from one another: the one of the
-    largest standard deviation, then always the one farthest from those that are chosen,
-    out of the half with the largest deviations. Where no finite map varies, those of the
-    largest absolute mean; maps with values that are not finite come last.
+    """Choose drawn channels whose maps vary much and differ from one another.
+
+    Out of the half with the largest standard deviations, the first is the one with the
+    largest; then follows always the one that differs most from those that are chosen.
+    Where no finite map varies, it is the absolute means that count. Maps with values that
+    are not finite come last.
 
     Args:
         row: which channels are drawn.
@@ -283,8 +291,8 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
         stats[drawn].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0
     )
     low, high, mean, std, zeros = numbers[:, :5].T
-    # maps are alike if mean, deviation (both as a share of the range) and zeros are; a
-    # deviation is half the range at most, so it counts twice
+    # Maps are alike if their mean and deviation, as shares of the range, and their shares
+    # of zeros are. A deviation is half the range at most, so it counts twice.
     width = np.where(high > low, high - low, 1.0)
     points = np.stack([(mean - low) / width, 2 * std / width, zeros], axis=1).clip(0, 1)
     # What is not finite has no deviation to compare. Without any variation the scale of
@@ -293,8 +301,8 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
     strength = std.copy() if std[is_finite].any() else abs(mean)
     strength[~is_finite] = -1
     order = np.argsort(-strength, kind="stable")
-    # The half that varies most, or all where `count` is as many: the farthest of all may
-    # vary hardly at all.
+    # The half that varies most, or more to have `count` of them. The one that differs most
+    # of all channels may vary hardly at all.
     candidates = order[: max(count, len(order) // 2)]
     comparable = candidates[strength[candidates] > 0]
     chosen = comparable[farthest_first(points[comparable], count)]
@@ -326,26 +334,26 @@ def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
 
 
 def largest_bars(
-    row: Capture, stats: Floats, prediction: Sequence[ClassScore], count: int = 10
+    row: Capture, stats: Floats, prediction: Sequence[ClassScore]
 ) -> list[Bar]:
-    """The largest entries of a vector, in magnitude for a gradient; with classes of the
-    output.
+    """The largest numbers of a tensor whose channels are single numbers; of a gradient
+    the largest magnitudes. Numbers that are not finite are left out.
 
     Args:
-        stats: [channels, 6]; the mean of a single number is that number.
-        prediction: of the image, by which the output is recognised.
-        count: how many are shown at most; what is not finite is left out.
+        row: the tensor.
+        stats: [channels, 6] of it.
+        prediction: of the image; where the tensor is the model's output, its bars have
+            the names of these classes.
     """
-    values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
-    values = np.where(stats[:, 5] > 0, -np.inf, values)
-    ranked = values
-    if row.kind in BACKWARD:
-        ranked = np.where(np.isfinite(values), abs(values), -np.inf)
-    top = np.argsort(-ranked, kind="stable")[:count]
-    top = top[np.isfinite(values[top])]
+    # the mean of a single number is that number
+    values = stats[:, 2].astype(np.float64)
+    values[stats[:, 5] > 0] = np.nan
+    # NaN comes last, and is cut off
+    order = np.argsort(-abs(values) if row.kind in BACKWARD else -values, kind="stable")
+    top = order[np.isfinite(values[order])][:_BARS]
     class_names = _class_names(stats, prediction)
     unnamed = "class " if class_names else ""
-    # bars begin at zero, which is always between the ends
+    # bars begin at zero, which always lies between the ends of their axis
     low = float(values[top].min(initial=0.0))
     high = float(values[top].max(initial=0.0))
     unit = 100 / ((high - low) or 1)
@@ -364,10 +372,9 @@ def largest_bars(
 
 
 def _class_names(stats: Floats, prediction: Sequence[ClassScore]) -> dict[int, str]:
-    """Names of channels, if their values are the scores of the prediction: those of the
-    output."""
-    # by their values, since no record says which tensor is the output: a vector that is
-    # the same in all scores of the prediction can be nothing else
+    """The names of classes by channel, if a tensor is the model's output; else empty."""
+    # No record says which tensor is the output. One that has all scores of the prediction
+    # at their places can be no other.
     for guess in prediction:
         if guess.index >= len(stats):
             return {}

@@ -16,7 +16,7 @@ from featviz.rundir.schema import Capture
 from featviz.text import counted
 
 ChannelFindings = Mapping[str, Sequence[int]]
-"""Channels by what was found of them; what was found of none is left out."""
+"""Channels by finding; a finding that no channel has is left out."""
 
 EXPLANATIONS = {
     "all zero": "zero at every pixel; dead if it is so in many images after a ReLU",
@@ -28,6 +28,7 @@ EXPLANATIONS = {
 IMAGES, LOW, HIGH, MEANS, ZEROS, NONFINITE, ALL_ZERO = range(7)
 """The columns of `ChannelTotals.table`."""
 _EMPTY = (0, np.nan, np.nan, 0, 0, 0, True)
+"""The row of a channel before the first image."""
 
 
 class ChannelTotals:
@@ -37,14 +38,15 @@ class ChannelTotals:
         """Begin without an image."""
         self.images = 0
         self.table = np.zeros((0, len(_EMPTY)))
-        """[channels, 7]: the images that have it; its smallest and largest finite
-        value, NaN where there is none; sums over the images of mean, share of zeros and
-        non-finite values; and 1 where it is all zero in every image that has it."""
+        """[channels, 7]: in how many images there is the channel; its smallest and
+        largest finite value, NaN where there is none; sums over these images of its
+        mean, share of zeros and number of non-finite values; and 1 where it is all zero
+        in each of them."""
         self.is_activation = False
-        """Whether its zeros tell which channels are dead, as behind a ReLU."""
+        """Whether channels that are all zero are dead, as behind a ReLU."""
         self.is_judged = False
-        """Whether a constant map says something of its channel: not with a single
-        value, and not of a gradient."""
+        """Whether a channel of one value can be a finding: not in a gradient, and not
+        where only one number of each channel was seen."""
         self._zeroed: frozenset[int] = frozenset()
 
     def add(
@@ -57,15 +59,15 @@ class ChannelTotals:
             stats: [channels, 6] in the order of `records.STAT_COLUMNS`.
             zeroed: channels that interventions set to zero.
         """
-        # images of other sizes may give other numbers of channels: the table grows, and
-        # counts the images of each channel by itself
+        # An image of another size may have more channels. So the table grows, and counts
+        # the images of each channel by itself.
         missing = len(stats) - len(self.table)
         if missing > 0:
             self.table = np.concatenate([self.table, np.tile(_EMPTY, (missing, 1))])
         low, high, mean, _, zeros, nonfinite = stats.astype(np.float64).T
         columns = self.table[: len(stats)].T
         columns[IMAGES] += 1
-        # fmin passes over NaN, which stands for an image without a finite value
+        # fmin and fmax pass over NaN, which stands for an image without a finite value
         columns[LOW] = np.fmin(columns[LOW], low)
         columns[HIGH] = np.fmax(columns[HIGH], high)
         columns[MEANS] += mean
@@ -77,8 +79,8 @@ class ChannelTotals:
         # one number in one image is constant, and says nothing
         has_maps = row.plan.map_size != (1, 1) and row.layout != "vector"
         self.is_judged = (self.images > 1 or has_maps) and row.kind not in BACKWARD
-        # A model may have its own class of ReLU. What has zeros and nothing below is
-        # taken for one, but for weights of attention, which are so by their softmax.
+        # A model may have a class of its own for ReLU. An output with zeros and nothing
+        # below is taken for one, but for weights of attention, which a softmax makes so.
         looks_rectified = (
             self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
         )
@@ -88,25 +90,25 @@ class ChannelTotals:
 
     @property
     def _is_zeroed(self) -> np.ndarray:
-        """[channels]: set to zero by interventions."""
+        """bool [channels]: interventions set it to zero."""
         return np.isin(np.arange(len(self.table)), [*self._zeroed])
 
     @property
     def all_zero(self) -> np.ndarray:
-        """[channels]: all zero in every image that has it, and not set to zero."""
+        """bool [channels]: it is all zero in every image that has it, and not because of
+        an intervention."""
         return np.asarray((self.table[:, ALL_ZERO] == 1) & ~self._is_zeroed)
 
     @property
     def findings(self) -> ChannelFindings:
-        """Channels that hold one value in all images, and those with values that are
-        not finite."""
+        """The channels of each of the findings in EXPLANATIONS."""
         table = self.table.T
-        # NaN, of a channel without a finite value, equals nothing
+        # false for a channel without a finite value: NaN equals nothing
         has_one_value = (table[LOW] == table[HIGH]) & (table[NONFINITE] == 0)
         is_other = ~self.all_zero & ~self._is_zeroed
         masks = {
             "all zero": self.all_zero & self.is_judged,
-            # behind an ablated channel a batch normalisation has another constant
+            # a batch normalisation makes another constant of zeros
             "ablated": has_one_value & self._is_zeroed,
             "constant": has_one_value & is_other & self.is_judged,
             "NaN or infinite": table[NONFINITE] > 0,
@@ -142,19 +144,20 @@ class ChannelRow(NamedTuple):
 
     channel: int
     numbers: tuple[str, ...]
-    """Min, max, mean and share of zeros over the images."""
+    """Its min, max, mean and share of zeros over the images, as text."""
     findings: str
+    """Of the run and of the audit, with commas."""
 
 
 def channel_rows(
     totals: ChannelTotals, audited: ChannelFindings
 ) -> Iterator[ChannelRow]:
-    """All channels of a tensor, also with the findings of an audit.
+    """The rows of all channels of a tensor.
 
     Args:
         totals: over all images of the run.
-        audited: channels of the same layer by finding, which may be beyond those here;
-            empty without an audit.
+        audited: findings of an audit for the same layer; empty without an audit.
+            Channels that the totals do not have are left out.
     """
     findings_of = defaultdict(list)
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
@@ -179,19 +182,17 @@ def dead_summary(
 
     Args:
         pages: of all layers.
-        totals_of: gives the totals of a tensor, which are complete.
+        totals_of: gives the totals of a tensor over all images.
     """
-    # what stands behind a drawn ReLU has the same dead channels, and is not counted
-    # again
+    # Where ReLUs were drawn they alone count: a layer behind one has the same dead
+    # channels, and other layers are hardly ever exactly 0.
     rectifiers = [page for page in pages if page.type in RECTIFIERS]
     activations = 0
     judged = 0
     dead_of_layers = []
-    # where there are rectifiers they alone count: others are hardly ever exactly 0
     for page in rectifiers or pages:
         dead = 0
-        for group in page.groups:
-            totals = totals_of(group)
+        for totals in map(totals_of, page.groups):
             if totals.is_activation:
                 activations += 1
                 judged += totals.is_judged
@@ -220,6 +221,7 @@ class Badge(NamedTuple):
     text: str
     """`5 all zero`."""
     channels: str
+    """Which they are: `0–3, 17`."""
 
 
 def badges(findings: ChannelFindings) -> list[Badge]:
