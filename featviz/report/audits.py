@@ -25,43 +25,43 @@ class AuditedLayer:
     id: str
     """The id of its section on the audit's own page."""
     home: str
-    """The layer on whose page of a run it stands: itself, or where the run has no page
-    of it, the layer before it whose maps come to it; empty where there is none."""
+    """The layer on whose page of a run it is shown: itself; where the run has no page of
+    it, the layer before it whose maps the audit drew; empty where neither has a page."""
     suspects: Sequence[Extra]
-    """Pictures of its channels with a finding; none where nothing was drawn."""
+    """The pictures of its channels with a finding."""
 
     @property
     def findings(self) -> ChannelFindings:
-        """Channels by what was found of them."""
-        # a finding that was looked for and of which there is none makes no badge
+        """Its channels by finding."""
+        # the row also has findings that were looked for, and that no channel has
         findings = self.row.findings.items()
         return {name: channels for name, channels in findings if channels}
 
     @property
     def call(self) -> int | None:
-        """Which call of the layer at its home it is; None at one that feeds it."""
+        """Which call of its home it is; None where the home is another layer."""
         return self.row.call if self.home == self.row.layer else None
 
 
 @dataclass(frozen=True)
 class AuditView:
-    """An audit, with or without a run."""
+    """An audit, shown alone or on the pages of a run."""
 
     record: Audit
     layers: Sequence[AuditedLayer]
     chart: PictureView | None
-    """The average shares of zeros; None where the audit's folder has no such picture."""
+    """The chart of shares of zeros; None where the audit's folder does not have it."""
 
     @classmethod
     def of_record(
         cls, record: Audit, pictures: ReadImage, pages: Collection[str] | None = None
     ) -> AuditView:
-        """Sort the pictures of an audit to its layers, and these to the pages of a run.
+        """Assign the pictures of an audit to its layers, and these to the pages of a run.
 
         Args:
             record: the content of audit.json.
-            pictures: the audit's folder; a picture that is not there is left out.
-            pages: the layers that have pages; None for an audit that stands alone.
+            pictures: those that are there; others are left out.
+            pages: the layers of the run that have pages; None for an audit alone.
         """
         suspects = defaultdict(list)
         sources = defaultdict(list)
@@ -70,9 +70,9 @@ class AuditView:
             size = pictures.pixels.get(drawn.file)
             if size is not None:
                 suspects[drawn.layer].append(_suspects(number, drawn, pictures, size))
-        # An audit looks at activations by default, and a run often draws convolutions:
-        # dead channels then stand on the page of the layer whose maps were shown for
-        # them, which feeds the activation.
+        # An audit looks at activations by default, and a run often draws convolutions.
+        # Dead channels are then shown on the page of the convolution before, whose maps
+        # the audit drew for them.
         layers = []
         for number, row in enumerate(record.layers):
             homes = [row.layer or row.label, *sources[row.label]]
@@ -91,9 +91,8 @@ class AuditView:
 
     @property
     def total(self) -> Mapping[str, int]:
-        """How many channels of all layers have each finding, those that were looked
-        for."""
-        # a finding that no channel has is there with 0; one not looked for is not there
+        """How many channels of all layers have each finding; 0 where it was looked for and
+        no channel has it."""
         counts: Counter[str] = Counter()
         for layer in self.layers:
             for name, channels in layer.row.findings.items():
@@ -110,21 +109,21 @@ class AuditView:
                 counts.append(len(layer.row.findings["dead"]))
         if not counts:
             return None
-        # of no dead channel it says how many images were asked: few prove little
+        # the images are counted here, too: after few of them, no dead channel means little
         where = "none"
         if any(counts):
             where = f"{sum(counts):,} in {counted(sum(map(bool, counts)), 'layer')}"
         return f"{where}, by the audit of {counted(self.record.images.seen, 'image')}"
 
     def findings_of(self, name: str, call: int | None = None) -> dict[str, list[int]]:
-        """What was found of a layer.
+        """The findings that are shown on the page of a layer.
 
         Args:
-            name: of the layer whose page asks; one without findings has none.
-            call: its call, which has channels of its own; None for all together.
+            name: of the layer.
+            call: which call of it; None for all calls together.
 
         Returns:
-            Channels, rising, by what was found of them.
+            Channels, rising, by finding; empty where nothing was found.
         """
         findings: dict[str, list[int]] = {}
         for layer in self.layers:
@@ -143,7 +142,8 @@ def _suspects(
     """The picture of a layer's suspects.
 
     Args:
-        number: among all pictures of the audit, for its id.
+        number: of the picture in the audit, for its id.
+        pictures: of the audit.
         size: width and height of the picture in pixels.
     """
     text = counted(drawn.suspects, "channel")

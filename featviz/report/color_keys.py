@@ -12,16 +12,17 @@ from featviz.records import REDUCTIONS
 from featviz.report.descriptions import is_saliency, number, percent, span
 from featviz.rundir.schema import Capture
 
-# levels of a key's colours: six show a colormap well, with CSS in between
 _STOPS = (0, 51, 102, 153, 204, 255)
+"""The levels, 0..255, whose colours a key shows."""
 
 
 class ColorKey(NamedTuple):
     """The colours of a picture, and what they mean."""
 
     low: str = ""
-    """What the darkest colour stands for."""
+    """The value of the darkest colour, or a word for it."""
     high: str = ""
+    """Likewise of the brightest."""
     text: str = ""
     """The scale in words."""
     colors: tuple[str, ...] = ()
@@ -50,12 +51,12 @@ _MARKS = ("M0 0 14 14M0 14 14 0", "M0 14 14 0")
 def legend(
     options: Mapping[str, Any], captures: Iterable[Capture]
 ) -> list[LegendEntry]:
-    """What single colours of some pictures of a run mean: components of a reduction, marks
-    of constant maps, and what is not finite.
+    """What single colours mean in some pictures of a run: components of a reduction, marks
+    of constant maps, and values that are not finite. The keys explain the other colours.
 
     Args:
         options: of the run, as run.json has them; any may be missing.
-        captures: what the page shows.
+        captures: the pictures.
     """
     entries: dict[LegendEntry, None] = {}
     shows_marks = options.get("marks") is not False
@@ -65,16 +66,21 @@ def legend(
         if reduction is not None and reduction.colors:
             for color, meaning in reduction.colors:
                 entries[LegendEntry(color, meaning)] = None
-        # each picture's scale stands beside it
         elif mode and shows_marks and row.overlay is None:
             entries |= dict.fromkeys(_mark_entries(mode, _colormap(row, options)))
-    # of every page: magenta is the one colour that all pictures have in common
+    # any picture may have it
     magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)
     return [*entries, LegendEntry(magenta, "NaN or infinite")]
 
 
 def _mark_entries(mode: ScaleMode, cmap: str) -> list[LegendEntry]:
-    """The marks on constant maps; none without matplotlib's colormap."""
+    """The entries of marks on constant maps; none where matplotlib does not have the
+    colormap.
+
+    Args:
+        mode: of the scale, which says what the marks mean.
+        cmap: the name of the colormap.
+    """
     entries = []
     for lines, (level, meaning) in zip(_MARKS, mode.marks, strict=False):
         # the ink is half of all levels away
@@ -90,7 +96,7 @@ def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
 
     Args:
         row: the picture.
-        options: of its own run, which may not be the one of the page.
+        options: of the run that drew it, as run.json has them.
     """
     colors, is_grey = _colors(row, options)
     over = []
@@ -99,7 +105,7 @@ def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
     components = _component_key(row)
     if components is not None:
         return components
-    # each map has ends of its own, which stand at the tiles
+    # each map has a scale of its own
     if row.range is None:
         scaling = ["scaled per map"] if len(row.drawn) > 1 else []
         return ColorKey("min", "max", ", ".join(scaling + over), colors, is_grey)
@@ -111,7 +117,13 @@ def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
 
 
 def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
-    """The key of the first maps of a layer, in words that suit other layers, too."""
+    """The key of a layer's maps in words that hold for other layers, too: several strips
+    have one key.
+
+    Args:
+        row: the capture of the layer.
+        options: of the run that drew it.
+    """
     colors, is_grey = _colors(row, options)
     components = _component_key(row)
     if components is not None:
@@ -120,7 +132,7 @@ def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
         return ColorKey("min", "max", "scaled per map", colors, is_grey)
     if _is_fixed(row):
         return color_key(row, options)
-    # the numbers differ from layer to layer, but not where zero is
+    # the ends differ from layer to layer, but zero may be in the middle of all
     bottom, top = row.range
     if bottom is not None and bottom == -(top or 0):
         return ColorKey("−", "+", "0 in the middle, scaled per layer", colors, is_grey)
@@ -128,7 +140,7 @@ def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
 
 
 def _component_key(row: Capture) -> ColorKey | None:
-    """The key of a picture whose colours are components, as of a PCA."""
+    """The key of a picture whose colours are components, as of a PCA; None for others."""
     reduction = REDUCTIONS.get(row.reduce or "")
     if reduction is None or not reduction.colors:
         return None
@@ -137,17 +149,23 @@ def _component_key(row: Capture) -> ColorKey | None:
 
 
 def _mode(row: Capture) -> ScaleMode | None:
+    """The scale of a picture; None for one that this version does not know."""
     return normalize.MODES.get(row.normalize)
 
 
 def _is_fixed(row: Capture) -> bool:
+    """Whether the ends of the scale are the same in all pictures."""
     mode = _mode(row)
     return mode is not None and mode.fixed
 
 
 def _ends(row: Capture) -> tuple[str, str]:
-    """The values of the darkest and the brightest colour, with a sign where values
-    beyond are clipped to it."""
+    """The values of the darkest and the brightest colour, with `≤` or `≥` where values
+    beyond them have the same colour.
+
+    Args:
+        row: a picture with one scale for all its maps.
+    """
     assert row.range is not None
     bottom, top = row.range
     mode = _mode(row)
@@ -155,8 +173,8 @@ def _ends(row: Capture) -> tuple[str, str]:
     clips_high = False
     if mode is not None and mode.clips:
         if row.reduce is not None or row.layout == "mean":
-            # The row's extremes are those of the maps before they were joined, so they do
-            # not tell; limits that a user sets are taken to cut something off.
+            # The extremes in the row are those of the maps before they became one tile, so
+            # they do not tell. Limits that a user sets are taken to cut something off.
             clips_low = clips_high = ":" in mode.spelling
         else:
             clips_low = row.min is None or bottom is None or row.min < bottom
@@ -171,7 +189,7 @@ def _ends(row: Capture) -> tuple[str, str]:
 
 
 def _scaling(row: Capture) -> list[str]:
-    """Which maps share the scale of a picture; nothing of a single tile."""
+    """Which maps share the scale of a picture, in words; empty for a single tile."""
     if row.maps == 1 or row.reduce is not None:
         return []
     if row.constant is not None:
@@ -183,15 +201,21 @@ def _scaling(row: Capture) -> list[str]:
 
 
 def _colors(row: Capture, options: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """The colours of a picture, and whether they are greys that may be shown in others."""
+    """The colours of a picture, and whether a page may show it in others: it is grey, and
+    does not lie over the input."""
     cmap = _colormap(row, options)
     return scale_colors(cmap), cmap in colormap.GREYS and row.overlay is None
 
 
 @lru_cache
 def scale_colors(cmap: str, levels: tuple[int, ...] = _STOPS) -> tuple[str, ...]:
-    """Colours of levels 0..255 of a colormap; none where matplotlib here does not have
-    it."""
+    """Colours `#rrggbb` of a colormap; none where the installed matplotlib does not have
+    it.
+
+    Args:
+        cmap: its name.
+        levels: 0..255, whose colours are asked for.
+    """
     try:
         ramp = colormap.ramp(cmap).tolist()
     except KeyError:
@@ -200,10 +224,10 @@ def scale_colors(cmap: str, levels: tuple[int, ...] = _STOPS) -> tuple[str, ...]
 
 
 def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
-    """The colormap of a picture; the saliency of an image has no sign, and is no
-    gradient there."""
+    """The name of the colormap of a picture."""
     if row.cmap is not None:
         return row.cmap
+    # unlike other gradients, the saliency of an image has no sign
     kind = "output" if is_saliency(row) else row.kind
     cmap = str(options.get("cmap") or "grey")
     return colormap.resolved(cmap, kind, row.overlay is not None, row.reduce)

@@ -26,7 +26,7 @@ from featviz.diff.comparison import (
 from featviz.report.color_keys import ColorKey, scale_colors
 from featviz.report.depth_chart import DepthChart, depth_chart
 from featviz.report.descriptions import number, run_facts, setting
-from featviz.report.engine import Document, Site, asset, render, render_document
+from featviz.report.engine import Document, Site, asset, render
 from featviz.report.grids import changed_grid, script
 from featviz.report.links import Links, PictureView
 from featviz.rundir import DIFF_GRIDS, INPUT_FILE, REPORT_ASSETS
@@ -34,8 +34,8 @@ from featviz.rundir.read import ReadRun
 
 COMPARISON_PAGE = "comparison"
 """The id of the page."""
-# options that the page shows elsewhere than among the settings
 _SHOWN_APART = ("out", "ablate", "edit")
+"""Options that are shown elsewhere on the page than among the settings."""
 
 
 class SettingChange(NamedTuple):
@@ -78,7 +78,7 @@ class ComparedTensorView:
     is_first: bool
     """Whether it is the first that diverges."""
     columns: Sequence[MapColumn] = ()
-    """None where it has no pictures."""
+    """Its pictures; none where it has no difference map."""
 
     @property
     def id(self) -> str:
@@ -99,9 +99,9 @@ class ComparisonPage:
     """Changed ones first."""
     chart: DepthChart | None
     inputs: Mapping[str, PictureView]
-    """What the models saw, by image; the same for both."""
+    """What the models saw, by image; both saw the same."""
     grids: Mapping[str, str]
-    """JSON by id, for the scripts."""
+    """The grids of all pictures as JSON, by id."""
 
     @property
     def first_id(self) -> str:
@@ -125,9 +125,10 @@ def comparison_page(
 
     Args:
         result: has a `difference` for each tensor that is to have pictures.
-        base: with `new` the runs, under the names that they have in the result.
+        base: the run that `result.base` names.
+        new: the run that `result.new` names.
         inputs: what the models saw, by image.
-        address: the address of a picture of a `DifferenceMap`, by its file.
+        address: gives the address of a picture of a `DifferenceMap`, by its file.
     """
     grids: dict[str, str] = {}
     views = []
@@ -161,7 +162,7 @@ def render_comparison(
     """Render the page of `diff --html`.
 
     Args:
-        result: of `base` and `new`, with its difference maps.
+        result: the comparison of `base` and `new`, with difference maps.
         page: the file of the page.
         maps: the folder of the difference maps.
 
@@ -169,15 +170,15 @@ def render_comparison(
         The text of the page, and the texts of the files that are to lie with the maps,
         by name.
     """
-    # relative, so that page, maps and runs can be moved or served together; as bytes,
-    # since the name of a folder need be no text
+    # The address is relative, so that page, maps and runs can be moved together. It is
+    # made of bytes, since the name of a folder need not be text.
     folder = Path(os.path.relpath(maps, page.parent)).as_posix()
     maps_address = quote(os.fsencode(f"{folder}/"))
 
     def address(file: str) -> str:
         return maps_address + quote(os.fsencode(file))
 
-    # what both models saw is the same within a level, or `compare_runs` had refused
+    # what both models saw is the same within a level, as `compare_runs` has checked
     inputs = {}
     for position, name in enumerate(result.images):
         image = new.images[name]
@@ -195,7 +196,7 @@ def render_comparison(
     )
     document = Document(render("compare", site, content), scripts=[DIFF_GRIDS])
     assets = {name: asset(name) for name in REPORT_ASSETS}
-    text = "".join(render_document(site, document))
+    text = "".join(render("document", site, document))
     return text, {**assets, DIFF_GRIDS: script(content.grids)}
 
 
@@ -205,15 +206,16 @@ def data_address(content: bytes) -> str:
 
 
 def _options(run: ReadRun) -> Mapping[str, Any]:
+    """The options of a run; empty where run.json has none."""
     options = run.record.get("options") or {}
     return options
 
 
 def _names(result: Comparison) -> list[str]:
-    """Two names for the title: of the folders of the runs, or of the models that were run
-    for the comparison. Where they are the same, the whole paths."""
+    """The names of both runs for the title: those of their folders, or of the models that
+    were run for the comparison; the whole paths where the names are equal, or empty."""
     origins = (result.base, result.new)
-    # as of `monday/out` and `tuesday/out`, or of `.`, whose name is empty
+    # `monday/out` and `tuesday/out` have one name, and `.` has none
     names = [PurePath(str(origin)).name for origin in origins]
     if names[0] == names[1] or "" in names:
         return [str(origin) for origin in origins]
@@ -227,10 +229,11 @@ def _columns(
 
     Args:
         position: of the tensor in the result, for ids.
-        address: of a picture, by its file.
+        maps: its difference map.
+        address: gives the address of a picture, by its file.
     """
-    # Two keys for three pictures: a grey is one value before and after, and a colour one
-    # difference in all layers. A script sets the colours of greys; red and blue stay.
+    # Two keys for three pictures: a grey is the same value before and after, and a colour
+    # the same difference in all layers. A reader may recolour the greys, not the colours.
     low = number(maps.range.low)
     high = number(maps.range.high)
     end = number(maps.limit)
@@ -282,11 +285,11 @@ def _grids(
 
 
 def _changed_settings(base: ReadRun, new: ReadRun) -> list[SettingChange]:
-    """The facts and options that differ between the runs."""
+    """The facts and options in which the runs differ, those of BASE first."""
     old = _settings(base)
     now = _settings(new)
     changes = []
-    # a run of an earlier version may lack an option, which is shown as a dash
+    # an earlier version of featviz has fewer options: there a dash is shown
     for name in {**old, **now}:
         change = SettingChange(name, old.get(name, "–"), now.get(name, "–"))
         if change.base != change.new:
@@ -295,6 +298,7 @@ def _changed_settings(base: ReadRun, new: ReadRun) -> list[SettingChange]:
 
 
 def _settings(run: ReadRun) -> dict[str, str]:
+    """The facts and options of a run as text, by name."""
     settings = dict(run_facts(run.record))
     for name, value in _options(run).items():
         if name not in _SHOWN_APART:

@@ -14,8 +14,8 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
 
-# ranges of channels that are written out; of the others only their number is shown
 _MAX_RANGES = 24
+"""Ranges of channels that are written out; of further channels the number is shown."""
 
 
 def number(value: float | None) -> str:
@@ -26,12 +26,12 @@ def number(value: float | None) -> str:
 
 
 def span(low: float | None, high: float | None) -> str:
-    """`−2.5 to 7.25`."""
+    """Two ends as `−2.5 to 7.25`, a dash for one that is not known."""
     return f"{number(low)} to {number(high)}"
 
 
 def percent(share: float) -> str:
-    """`text.percent`, on one line."""
+    """As `text.percent`, with spaces at which no line breaks."""
     return text.percent(share, "\u00a0")
 
 
@@ -53,13 +53,15 @@ def dotted(name: str) -> Markup:
 
 
 def tile_count(row: Capture) -> str:
-    """`64 feature maps`; what all of them became where they share one tile."""
+    """What the tiles of a picture are: `64 feature maps`; for a single tile of all channels
+    how it was made, and of how many."""
     if row.reduce is not None:
         return f"{_reduction(row)} of {counted(row.maps, 'feature map')}"
     return counted(len(row.drawn), "feature map")
 
 
 def _reduction(row: Capture) -> str:
+    """What `--reduce` made of the maps, in words; the row must have a `reduce`."""
     return REDUCTIONS[row.reduce].title if row.reduce in REDUCTIONS else str(row.reduce)
 
 
@@ -69,8 +71,8 @@ def is_saliency(row: Capture) -> bool:
 
 
 def tensor_role(row: Capture) -> str:
-    """Which tensor of the layer it is: `the gradient at the layer's input`. Empty for the
-    output, and for kinds that are not in KINDS, such as kernels."""
+    """Which tensor of the layer a picture shows: `the gradient at the layer’s input`. Empty
+    for the output, and for kinds that are not in KINDS, such as kernels."""
     if row.kind not in KINDS or row.kind == "output":
         return ""
     role = f"the layer’s {KINDS[row.kind].of}"
@@ -90,14 +92,14 @@ def map_count(row: Capture) -> str:
     drawn = len(row.drawn)
     if drawn == row.maps:
         return str(row.maps)
-    # --collapse leaves out copies of a map, --channels whole channels: both are told
-    # apart, since copies are not lost
+    # Maps that --collapse leaves out are like one that is drawn; those that --channels
+    # leaves out are not seen at all.
     hidden = sum(len(channels) - 1 for channels in (row.collapsed or {}).values())
     return f"{drawn} of {row.maps}" + (" (--collapse)" if hidden else "")
 
 
 def shared_tiles(row: Capture) -> str:
-    """Which maps share a tile; empty where each has its own."""
+    """Which maps share a tile: `3 for 3, 7–9`; empty where each has its own."""
     groups = []
     for leader, channels in (row.collapsed or {}).items():
         groups.append(f"{leader} for {channel_list(sorted(channels))}")
@@ -105,8 +107,8 @@ def shared_tiles(row: Capture) -> str:
 
 
 def slice_list(row: Capture) -> str:
-    """`5 of 24: 0, 6, 12, 17, 23`, the slices that stand side by side; empty where
-    there is one."""
+    """The slices that stand side by side: `5 of 24: 0, 6, 12, 17, 23`, or `24` for all;
+    empty where the tensor has one."""
     if not row.slices or row.slices[1] < 2:
         return ""
     drawn, total = row.slices
@@ -119,7 +121,8 @@ def slice_list(row: Capture) -> str:
 
 
 def interventions(images: Iterable[ReadImage]) -> str:
-    """What interventions changed while these images ran; empty for nothing."""
+    """The interventions that were made while these images ran, with commas; empty for
+    none."""
     changes: dict[str, None] = {}
     for image in images:
         for row in image.manifest.interventions:
@@ -128,14 +131,22 @@ def interventions(images: Iterable[ReadImage]) -> str:
 
 
 def model_name(model: Mapping[str, Any]) -> str:
-    """What a model is called, by `model` in a record: its name in a library, else its
-    file, else the class of its module; `model` where nothing is known."""
+    """What a model is called: its name in a library, else its file, else the class of its
+    module; `model` where none of them is known.
+
+    Args:
+        model: the entry `model` of a record.
+    """
     return str(model.get("name") or model.get("file") or model.get("type") or "model")
 
 
 def model_title(model: Mapping[str, Any]) -> str:
-    """`broken.pth (shapes.py:ShapeNet)`, by `model` in a record: the file of weights comes
-    first, since many go into the same code."""
+    """The name of a model with its file of weights: `broken.pth (shapes.py:ShapeNet)`. The
+    file comes first, since many files may have weights for the same code.
+
+    Args:
+        model: the entry `model` of a record.
+    """
     name = model_name(model)
     file = model.get("file")
     if file and name != file:
@@ -144,8 +155,12 @@ def model_title(model: Mapping[str, Any]) -> str:
 
 
 def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What ran, by run.json, as terms and values for the foot of the page; a value is
-    empty where it is not known."""
+    """Facts for the foot of a page: pairs of a term and a value, which is empty where the
+    record does not have it.
+
+    Args:
+        record: the content of run.json, or of another record with such entries.
+    """
     model = record.get("model") or {}
     shown_apart = ("kind", "name", "arch", "type", "file", "sha256", "taken")
     details = {}
@@ -170,11 +185,11 @@ def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def setting(value: Any) -> str:
-    """One option's value, as one would write it; `name resnet18, weights none` of
-    several.
+    """A value of a record in words: `auto` for None, which is an option that was left to
+    featviz; `name resnet18, weights none` for an object.
 
     Args:
-        value: anything that JSON holds; None is an option that was left to featviz.
+        value: anything that JSON holds.
     """
     if value is None:
         return "auto"

@@ -24,9 +24,10 @@ from featviz.text import TextTable, by, counted
 from featviz.version import __version__
 
 RUN_PAGE = "index"
+"""The id of the first page of a report."""
 
 ReportFiles = Iterator[tuple[str, Iterable[str | bytes]]]
-"""The name of each file of a report, and its text or content in pieces."""
+"""The files of a report: the name of each, and its text or content in pieces."""
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,35 @@ class Site:
 
     links: Links
     model: str
+    """What the model is called, at the head of each page."""
     home: str
     """The address of the first page."""
     assets: Sequence[str] = REPORT_ASSETS
-    """Files that all pages load."""
+    """Files that all pages load, by name in `assets/`."""
     asset_folder: str = ""
-    """Where these are, with a slash at the end; empty for beside the page."""
+    """The address of their folder, with a slash at the end; empty for the folder of the
+    page."""
     places: str = ""
-    """The script that knows which places there are to ask for; empty for none."""
+    """The script with the index of places; empty for a report without places."""
     options: Mapping[bool, Mapping[str, Any]] = field(default_factory=dict)
-    """Options of this run (False), and of the one that it is compared with (True)."""
+    """The options of this run (False), and of the one that it is compared with (True)."""
     labels: Mapping[bool, str] = field(default_factory=dict)
-    """Names of both runs where there are two; empty for a run alone."""
+    """What both runs are called, likewise; empty for a run alone."""
     anchors: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """How the ids of a tensor's channels begin, by id of the layer's page and stem."""
+    """How the ids of a tensor's channels begin, by id of the layer's page and stem of the
+    tensor."""
 
     def color_key(self, figure: Figure) -> ColorKey:
-        """What the colours of a figure mean."""
+        """What the colours of a figure, of either run, mean."""
         return color_keys.color_key(figure.row, self.options[figure.other])
 
     def anchor(self, group: Group, channel: int | str) -> str:
-        """The id of a channel on the page of its layer; how all these begin for an
-        empty one.
+        """The id of a channel on the page of its layer.
 
         Args:
-            channel: its number, or the empty text.
+            group: the tensor.
+            channel: its number; the empty text for what all ids of the tensor begin
+                with.
         """
         return f"{self.anchors[group.page, group.stem]}c{channel}"
 
@@ -68,7 +73,7 @@ class NotebookFigure(NamedTuple):
     """A picture in a notebook."""
 
     address: str
-    """A data URI; empty for a text alone."""
+    """A data URI; empty where there is no picture, but the text alone."""
     text: str
     size: tuple[int, int]
     """Width and height as it is shown, in CSS pixels."""
@@ -94,18 +99,19 @@ class Document:
     article: Iterable[Markup]
     title: str = ""
     scripts: Sequence[str] = ()
-    """Scripts with the grids of the page, by name."""
+    """The names of the scripts with the grids of the page."""
     data: str = ""
-    """The same of a report of one file, as text."""
+    """The text of such a script, in a report of one file."""
 
 
 def asset(name: str) -> str:
-    """The text of a file that all reports have, as `style.css`."""
+    """The text of a file in `assets/`, such as `style.css`."""
     return (files("featviz.report") / "assets" / name).read_text("utf-8")
 
 
 def asset_files(site: Site) -> ReportFiles:
-    """The assets as files; none for a report of one file, which has them inside."""
+    """The assets of a report as files; none for a report in one file, whose page contains
+    them."""
     if not site.links.inline:
         for name in site.assets:
             yield name, [asset(name)]
@@ -113,10 +119,10 @@ def asset_files(site: Site) -> ReportFiles:
 
 @cache
 def _engine() -> jinja2.Environment:
-    """Jinja with featviz's templates, and the functions that they call."""
+    """Jinja with featviz's templates, and the functions that they call; made once."""
     engine = jinja2.Environment(
         loader=jinja2.PackageLoader("featviz.report"),
-        # names of files, layers and classes are anybody's text
+        # names of files, layers and classes may hold any text
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -150,22 +156,16 @@ def _engine() -> jinja2.Environment:
 
 
 def render(template: str, site: Site, page: object) -> Iterator[Markup]:
-    """A filled template, piece by piece; it raises on what it lacks, and has escaped
-    everything.
+    """Fill a template, piece by piece; all texts in it are escaped.
 
     Args:
         template: its name without `.html`.
-        page: the dataclass of that template.
+        page: the dataclass of that template; an attribute that it lacks is an error.
     """
     # Piece by piece, so that a page of thousands of channels is never in memory as a
-    # whole. Each piece is escaped already, and must not be so again inside a document.
+    # whole. As Markup, so that a document around it does not escape it again.
     values = {"site": site, "links": site.links, "page": page}
     return map(Markup, _engine().get_template(f"{template}.html").generate(values))
-
-
-def render_document(site: Site, document: Document) -> Iterator[Markup]:
-    """A whole HTML document, piece by piece."""
-    return render("document", site, document)
 
 
 def render_alone(
@@ -176,22 +176,22 @@ def render_alone(
     links: Links,
     assets: Sequence[str] = REPORT_ASSETS,
 ) -> ReportFiles:
-    """The files of a report that is one page, as of an audit.
+    """The files of a report of one page, such as that of an audit.
 
     Args:
         model: what the model is called, at the head of the page.
-        template: of the article.
+        template: of the article, without `.html`.
         title: of the document.
         page: the dataclass of the template.
-        links: of the form in which the report is written.
+        links: the form in which the report is written.
         assets: names of the files that the page loads.
     """
     site = Site(links, model, links.page(RUN_PAGE), assets)
     yield from asset_files(site)
     document = Document(render(template, site, page), title)
-    yield f"{RUN_PAGE}.html", render_document(site, document)
+    yield f"{RUN_PAGE}.html", render("document", site, document)
 
 
 def render_notebook(page: NotebookPage) -> str:
-    """What a notebook shows, as HTML that stands by itself."""
+    """The HTML that a notebook shows, which needs no other file."""
     return _engine().get_template("notebook.html").render(page=page)

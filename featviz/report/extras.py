@@ -1,4 +1,4 @@
-"""Pictures that stand with the maps of a layer: kernels, suspects of an audit,
+"""Pictures that are shown with the maps of a layer: kernels, suspects of an audit,
 exemplars."""
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SuspectRow(NamedTuple):
 
 
 class CaptionedTile(NamedTuple):
-    """A tile of a picture, and what stands below it."""
+    """A tile of a picture, and the text below it."""
 
     box: TileBox
     text: str
 
 
 class TiledPicture(NamedTuple):
-    """A picture of which a page shows the tiles alone."""
+    """A picture of which a page shows only the tiles."""
 
     view: PictureView
     tiles: Sequence[CaptionedTile]
@@ -46,33 +46,32 @@ class TiledPicture(NamedTuple):
 
 @dataclass(frozen=True)
 class Extra:
-    """A picture that stands with the maps of a layer."""
+    """A picture that is shown with the maps of a layer."""
 
     title: str
     text: str
     picture: PictureView
     boxes: Mapping[int, TileBox] = field(default_factory=dict)
-    """Where channels are in the picture."""
+    """Where channels are in the picture; of kernels."""
     pictures: Mapping[int, TiledPicture] = field(default_factory=dict)
-    """Pictures of single channels."""
+    """Pictures of single channels; of exemplars."""
     key: ColorKey | None = None
     tiles: Sequence[TileBox] = ()
-    """What keeps its colours on a dark page, where the white paper around it is
-    inverted."""
+    """Where all tiles are. They keep their colours on a dark page, which inverts the white
+    paper around them."""
     suspects: Sequence[SuspectRow] = ()
-    """Rows of a picture of suspects, which a page sets anew: the picture has white paper,
-    and is wider than a phone."""
+    """The rows of a picture of suspects. A page shows their tiles in place of the picture,
+    which is white, and wider than a phone."""
 
     def channels_json(self, links: Links) -> str:
-        """What the script knows of the channels, as JSON: where they are in the picture, or
-        the tiles of their own pictures, which a report of one file does not have.
+        """The channels as JSON for the script: by channel its box in the picture, [left,
+        top, width, height], or an object with the picture of the channel and its tiles.
 
         Args:
-            links: of the report, which say where pictures are.
+            links: of the report, for the addresses of pictures.
         """
-        # a box is [left, top, width, height], a picture an object
         channels: dict[int, Any] = dict(self.boxes)
-        # in one file each would be in base64, and a sheet shows them all already
+        # in one file each picture would be text, and the sheet shows all channels anyway
         if not links.inline:
             for channel, picture in self.pictures.items():
                 width, height = picture.view.size

@@ -1,5 +1,5 @@
-"""A report in one file that mail servers take: of a large run each layer shows fewer
-maps."""
+"""A report in one file that is small enough for mail servers: in a large run each layer
+shows fewer maps."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
 MOST_BYTES = 25_000_000
-"""About how many bytes one file has at most: what usual mail servers take."""
+"""About how many bytes the file may have: what usual mail servers take."""
 FEWEST = 4
-"""Maps of a layer below which it shows too little, however large the file becomes."""
-# characters for each byte of a picture, which stands in the page as text
+"""How many maps each layer shows at least, however large the file becomes."""
 _BASE64 = 4 / 3
+"""Characters for each byte of a picture, which is text in the page."""
 
 
 @dataclass(frozen=True)
 class FewerMaps(ReadImage):
-    """An image whose grids show some of their maps."""
+    """An image whose manifest has grids with fewer maps than its files; their pictures are
+    made when they are asked for."""
 
     file_rows: Mapping[str, Capture] = field(default_factory=dict)
-    """The rows of the grids that show fewer maps, as they are in the files."""
+    """The captures of these grids as they are in the files, by file."""
 
     def content(self, relative: str) -> bytes:
         """A picture's bytes; of a grid that shows fewer maps, those of a new picture.
@@ -45,19 +46,18 @@ class FewerMaps(ReadImage):
 
 
 def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Image:
-    """A grid with the maps of another row.
+    """Make the picture of `row` out of the tiles of a larger one.
 
     Args:
         grid: the picture of `file_row`, of any mode.
         row: the same tensor with fewer channels drawn, in as many slices.
     """
-    size = (row.plan.width, row.plan.height)
-    picture = Image.new(grid.mode, size)
+    picture = Image.new(grid.mode, row.size)
     if grid.mode == "P":
         picture.putpalette(grid.getpalette() or [])
     # the corner pixel has the colour of the gaps
     if row.plan.padding:
-        picture.paste(grid.getpixel((0, 0)), (0, 0, *size))  # type: ignore[arg-type]
+        picture.paste(grid.getpixel((0, 0)), (0, 0, *row.size))  # type: ignore[arg-type]
     slices = file_row.slice_count
     for position, channel in enumerate(row.drawn):
         file_position = file_row.drawn.index(channel)
@@ -70,7 +70,8 @@ def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Ima
 
 
 def _encoded(picture: Image.Image, name: str) -> bytes:
-    """A file in the format of a file name, with the options by which `run` writes it."""
+    """A picture as a file, in the format of the file name, with the options by which `run`
+    writes such files."""
     format = format_of(name)
     buffer = io.BytesIO()
     picture.save(buffer, format.pillow, **(format.save or {"optimize": True}))
@@ -78,15 +79,15 @@ def _encoded(picture: Image.Image, name: str) -> bytes:
 
 
 def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
-    """Leave out maps so that one file has about MOST_BYTES: each layer shows those of
-    its most varied channels in the first image.
+    """Leave out maps so that one file has at most about MOST_BYTES. Each layer then shows
+    the channels that vary most in the first image that has it.
 
     Args:
-        runs: that of the report, and the one to compare with if there is one.
+        runs: the run of the report, and the one to compare with if there is one.
 
     Returns:
-        The runs, and the most maps that a layer shows; None, and all maps, where all
-        pictures fit.
+        The runs, and how many maps a layer shows at most; the same runs and None where
+        all maps fit.
     """
     images: list[ReadImage] = []
     for run in runs:
@@ -95,8 +96,8 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
     if _BASE64 * total <= MOST_BYTES:
         return runs, None
     count = _fitting_count(images)
-    # One choice for all images and both runs, so that the same tile is the same channel
-    # wherever a page sets grids side by side.
+    # One choice for all images and both runs: pages set their grids side by side, and the
+    # same tile is to be the same channel.
     channels: dict[CaptureKey, set[int | None]] = {}
     for image in runs[0].images.values():
         stats = image.stats()
@@ -113,12 +114,13 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
 
 
 def _fitting_count(images: Sequence[ReadImage]) -> int:
-    """How many maps of each layer fit, about: halved until they do."""
+    """How many maps of each layer about fit, FEWEST at least: the largest number of maps,
+    halved until they do."""
     grids = []
     for image in images:
         for row in image.captures.values():
             grids.append((len(row.drawn), image.sizes[row.file]))
-    # About, since a grid is taken to shrink with its maps; its picture is not yet drawn.
+    # The smaller pictures are not made yet: their bytes are taken to shrink with the maps.
     count = max((maps for maps, _ in grids), default=FEWEST)
     while count > FEWEST:
         total = sum(size * min(1, count / max(1, maps)) for maps, size in grids)
@@ -131,13 +133,17 @@ def _fitting_count(images: Sequence[ReadImage]) -> int:
 def _with_fewer(
     image: ReadImage, channels: Mapping[CaptureKey, set[int | None]]
 ) -> ReadImage:
-    """An image whose grids show some channels."""
+    """An image whose grids show some channels.
+
+    Args:
+        channels: by capture key; may lack captures of this image.
+    """
     rows = []
     file_rows = {}
     for row in image.manifest.captures:
         shown = _fewer(row, channels.get(row.capture_key, set()))
         rows.append(shown)
-        # the row itself where nothing is left out
+        # `_fewer` returns the row itself where nothing is left out
         if shown is not row:
             file_rows[row.file] = row
     return FewerMaps(
@@ -153,11 +159,12 @@ def _with_fewer(
 
 
 def _fewer(row: Capture, channels: set[int | None]) -> Capture:
-    """A row that draws some channels; where none of them is drawn, as many of the first
-    ones. The row itself where there is nothing to leave out.
+    """A row that draws only some of its channels, in their order; the row itself where
+    nothing is left out.
 
     Args:
-        channels: in any order; they keep the order in which the row draws them.
+        channels: that are to remain; where the row draws none of them, as many of its
+            first ones remain. None where it draws one tile of all channels.
     """
     remaining = [channel for channel in row.drawn if channel in channels]
     remaining = remaining or row.drawn[: len(channels)]

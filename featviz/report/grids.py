@@ -28,7 +28,7 @@ from featviz.rundir.schema import Capture
 
 
 def script(grids: Mapping[str, str]) -> str:
-    """A script that adds grids to those of other scripts.
+    """The text of a script that adds grids to those of other scripts.
 
     Args:
         grids: JSON by the id of the picture; may be empty.
@@ -38,7 +38,11 @@ def script(grids: Mapping[str, str]) -> str:
 
 
 def tiles_of(row: Capture, is_grey: bool) -> str:
-    """Where the tiles of a picture lie, as JSON, without statistics."""
+    """The grid of a picture as JSON, without statistics.
+
+    Args:
+        is_grey: whether a page may show it in other colours.
+    """
     grid = _row_grid(row, np.empty((row.maps, 0), np.float32))
     if is_grey:
         grid["grey"] = True
@@ -49,9 +53,9 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     """The grid of a figure as JSON.
 
     Args:
-        figure: may be of either run.
+        figure: of either run.
         stats: [channels, 6], in the order of `records.STAT_COLUMNS`.
-        is_grey: whether it may be shown in other colours.
+        is_grey: whether a page may show it in other colours.
     """
     row = figure.row
     layout = LAYOUTS.get(row.layout)
@@ -65,7 +69,7 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
         "grey": is_grey,
         "scene": is_aligned and not is_numbers(row) and not is_reduced,
     }
-    # what is false is left out, which a script reads as false
+    # a script takes a flag that is missing for false
     grid |= {name: True for name, holds in flags.items() if holds}
     return script_json(grid)
 
@@ -76,9 +80,10 @@ def changed_grid(
     """The grid of a picture of a comparison as JSON.
 
     Args:
-        maps: whose channels are drawn, the most changed first.
+        maps: the difference map, which says which channels are drawn.
         change: [channels], how far each changed, 0..1.
         stats: [channels, 6]; None for a picture of differences.
+        is_grey: whether a page may show it in other colours.
     """
     if stats is None:
         stats = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
@@ -91,10 +96,10 @@ def changed_grid(
 
 
 def _row_grid(row: Capture, stats: Floats) -> dict[str, Any]:
-    """What the grid of a row has, whatever the page.
+    """The entries of a row's grid that it has on every page.
 
     Args:
-        stats: [channels, columns] of all channels, drawn or not.
+        stats: [channels, 6] of all channels, drawn or not; [channels, 0] for none.
     """
     grid = _grid(row.plan, row.slice_count, stats)
     # The scripts take a missing list for all channels in order, and an empty one for a
@@ -107,15 +112,15 @@ def _row_grid(row: Capture, stats: Floats) -> dict[str, Any]:
 
 
 def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
-    """What grids of all kinds have; sizes are in pixels of the picture.
+    """The entries that all grids have; sizes are in pixels of the picture.
 
     Args:
-        slices: tiles of a channel, side by side.
-        stats: [channels, 6] of all channels, drawn or not.
+        slices: how many tiles a channel has, side by side.
+        stats: as in `_row_grid`.
     """
     columns = []
     for column in np.ascontiguousarray(stats.astype("<f4").T):
-        # compared as bits, by which NaN equals itself
+        # A column of one value is written once. Bits are compared: NaN equals itself then.
         bits = column.view("<u4")
         columns.append(base64_of(column[:1] if (bits == bits[:1]).all() else column))
     return {
@@ -137,8 +142,8 @@ def base64_of(values: np.ndarray) -> str:
 def script_json(content: object) -> str:
     """JSON without text that ends a script
     (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
-    # In ASCII: a file's name need not be UTF-8, and no parser takes an escape for the
-    # end of a line.
+    # json.dumps writes ASCII: the name of a file need not be UTF-8, and an escape never is
+    # the end of a line.
     text = json.dumps(msgspec.to_builtins(content), separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-"""Where the pages of a report and their pictures are."""
+"""The addresses of a report's pages and pictures."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class PictureView:
     size: tuple[int, int]
     """Width and height in pixels."""
     alt: str
-    """What a reader hears who cannot see it."""
+    """The text for a reader who cannot see it."""
     home: str = ""
-    """The page that has it in a report of one file; others show it by their script."""
+    """The id of the page that contains it in a report of one file. On other pages the
+    script shows it."""
 
 
 class PackedPicture(NamedTuple):
@@ -36,11 +37,12 @@ class PackedPicture(NamedTuple):
 
 
 class Links:
-    """Addresses in a folder, whose pictures stay where they are; in one file, with a
-    picture only on its image's page; or in a zip file, under names of our own."""
+    """Addresses in a report of one of three forms. In a folder its pages lead to the
+    pictures of the run; in one file each picture is text on its image's page; in a zip
+    file pictures are packed under new names."""
 
     def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
-        """Lay out a report.
+        """Choose the form of a report: one file by default.
 
         Args:
             folder: where the pages will be; None for one file.
@@ -49,7 +51,8 @@ class Links:
         self.folder = folder
         self.inline = folder is None and not packed
         self.packed: dict[tuple[Path, str], PackedPicture] = {}
-        """By the image's folder and the file in it."""
+        """Pictures to be packed, by their image's folder and their file in it: `picture`
+        adds them."""
         self._relative_folders: dict[Path, str] = {}
 
     def page(self, id: str) -> str:
@@ -61,24 +64,23 @@ class Links:
         return f"{page}-{name}" if self.inline else name
 
     def element(self, page: str, name: str) -> str:
-        """The address of such an element: `layer-003.html#c17`, in one file
+        """The address of an element of a page: `layer-003.html#c17`, in one file
         `#layer-003-c17`."""
         return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
 
     def picture(self, view: PictureView) -> str:
-        """The address of a picture: of a report in a folder the relative path, of one file
-        the picture itself in base64, of a zip file `pictures/000123.png`, under which it
-        is noted to be packed."""
+        """The address of a picture: in a folder the relative path, in one file the picture
+        itself in base64, in a zip file `pictures/000123.png`; then it is also added to
+        `packed`."""
         image = view.image
-        # in one file pictures are text inside the page; in a folder they stay in the run
         format = format_of(view.file)
         if self.inline:
             content = base64.b64encode(image.content(view.file)).decode()
             return f"data:{format.mime};base64,{content}"
         if self.folder is not None:
             return f"{self._relative(image.path, self.folder)}/{quote(os.fsencode(view.file))}"
-        # packed once, however many pages show it; numbered, since the name of an image
-        # may be no text
+        # A picture is packed once, however many pages show it. It has a number, since the
+        # name of an image need not be text.
         key = (image.path, view.file)
         if key not in self.packed:
             name = f"pictures/{len(self.packed):06d}.{format.name}"
@@ -86,8 +88,9 @@ class Links:
         return self.packed[key].name
 
     def _relative(self, image_folder: Path, folder: Path) -> str:
+        """The address of an image's folder, from the folder of the report."""
         if image_folder not in self._relative_folders:
-            # fsencode, since a name need not be text: each byte is quoted by itself
+            # each byte is quoted by itself, since a name need not be text
             path = Path(os.path.relpath(image_folder, folder)).as_posix()
             self._relative_folders[image_folder] = quote(os.fsencode(path))
         return self._relative_folders[image_folder]

@@ -52,6 +52,7 @@ from featviz.text import quoted
 log = logging.getLogger(__name__)
 
 Render = Callable[[Links], ReportFiles]
+"""Makes the files of a report, in the form that the links have."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,10 @@ class ReportResult:
     """What was written."""
 
     page: Path
+    """The first page, or the zip file."""
     files: tuple[Path, ...]
     incomplete: Mapping[str, str]
-    """Images that the report names but cannot show, and why."""
+    """Why images cannot be shown that the report only names, by name."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class _Report(NamedTuple):
 
     render: Render
     left_out: Mapping[str, str]
-    """What it cannot show, and why."""
+    """As `ReportResult.incomplete`."""
 
 
 def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
@@ -88,20 +90,20 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
 
     Args:
         source: a folder that a command has written, or the URL of a run.
-        options: `compare` goes with runs alone.
+        options: where the report goes, its form, and what it shows besides.
 
     Raises:
         UsageError: options that do not go together, or not with what the folder holds.
-        StoreError: the folder holds nothing to show.
+        CompareError: what `options` names is of another model.
+        StoreError: the folder holds nothing to show, or the report cannot be written.
     """
     out = _check_output(source, options)
-    # An audit, kernels and a series are one page each. A run is what remains; in a store
-    # there are only runs.
+    # An audit, kernels and a series are one page each; in a store there are only runs.
     if isinstance(source, Path):
         report = _report_alone(source, options)
         if report is not None:
             return _write(report, out, options)
-    # without a run to compare with, that is the run itself again: a folder is not copied
+    # without a run to compare with, the second folder is the first: nothing is copied
     with copied(source) as root, copied(options.compare or root) as base_root:
         run = replace(read_run(root), url=source if isinstance(source, Url) else None)
         comparison = None
@@ -115,8 +117,8 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
         pages = arrange(run, None if comparison is None else comparison.other)
         companions = read_companions(run, pages.layers, options)
         run_report = RunReport(run, pages, companions, comparison, max_maps)
-        # The pages are rendered with frequent searches for cycles, which templates leave.
-        # These are to pass over what is in memory by now: the rows of all images.
+        # While pages are rendered, the cycles that templates leave are often collected.
+        # That is to pass over what is in memory by now: the rows of all images.
         gc.freeze()
         gc.collect()
         try:
@@ -126,14 +128,15 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
 
 
 def _check_output(source: Path | Url, options: ReportOptions) -> Path:
-    """Where the report goes; refused before anything is read.
+    """Choose where the report goes, and refuse a wrong place before anything is read.
 
     Returns:
-        A folder, or the file of `--zip` and `--single-file`; by default inside the run.
+        A folder, or the file of `--zip` and `--single-file`; by default inside `source`.
 
     Raises:
-        UsageError: forms that exclude one another, or a folder of links to a store.
-        StoreError: something else lies there.
+        UsageError: forms that exclude one another; or pages in a folder, which cannot
+            show pictures of a run in a store.
+        StoreError: the place holds something else.
     """
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:
@@ -160,8 +163,8 @@ def _check_output(source: Path | Url, options: ReportOptions) -> Path:
 
 
 def _compared(run: ReadRun, base: ReadRun) -> RunComparison:
-    """Compare a run with an earlier one, `base`, as `diff BASE RUN` does."""
-    # runs that cannot be compared still stand beside one another, with the reason
+    """Compare a run with an earlier one, `base`, as `diff BASE RUN` does. Runs that cannot
+    be compared are a warning, and shown side by side."""
     try:
         result = compare_runs(base, run)
     except CompareError as error:
@@ -181,7 +184,7 @@ class _Fitted(NamedTuple):
 
 
 def _fitted(run: ReadRun, comparison: RunComparison | None) -> _Fitted:
-    """Leave out maps where one file would become too large, with a warning."""
+    """Leave out maps, with a warning, where one file would become too large."""
     runs = [run] if comparison is None else [run, comparison.other]
     fitted_runs, max_maps = fitted(runs)
     if max_maps is not None:
@@ -199,7 +202,12 @@ def _fitted(run: ReadRun, comparison: RunComparison | None) -> _Fitted:
 
 
 def _report_alone(root: Path, options: ReportOptions) -> _Report | None:
-    """The report of an audit, of kernels or of a series; None for a run."""
+    """The report of an audit, of kernels or of a series; None for any other folder.
+
+    Raises:
+        UsageError: options that only a run has.
+        StoreError: what the folder holds cannot be read.
+    """
     if is_audit(root):
         _check_alone(root, options, "an audit")
         return _audit_report(root)
@@ -213,7 +221,7 @@ def _report_alone(root: Path, options: ReportOptions) -> _Report | None:
 
 
 def _check_alone(root: Path, options: ReportOptions, content: str) -> None:
-    """Refuse options that only a run has.
+    """Refuse options that only a run has: UsageError.
 
     Args:
         content: what the folder holds, for the message.
@@ -260,7 +268,10 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
     """Write a report as a folder, as one file of HTML, or as a zip file.
 
     Args:
-        out: that folder or file, which has been checked.
+        out: that folder or file, from `_check_output`.
+
+    Raises:
+        StoreError: it cannot be written, or holds something else by now.
     """
     if options.single_file or options.zip:
         with outputs.writing(
@@ -286,8 +297,8 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
 
 
 def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
-    """Texts as UTF-8, where a byte of a name that is not UTF-8 stands escaped, as it
-    does in the manifest; pictures as they are."""
+    """The pieces of a file as bytes. Text becomes UTF-8; a byte of a name that is not UTF-8
+    is escaped, as in the manifest."""
     for part in parts:
         if isinstance(part, str):
             yield part.encode("utf-8", "backslashreplace")
@@ -306,7 +317,7 @@ def _write_zip(render: Render, file: BinaryIO) -> None:
         archive.writestr(info, content)
 
     with zipfile.ZipFile(file, "w") as archive:
-        # only when all pages are rendered do the links know all pictures
+        # when all pages are rendered, the links have all pictures
         links = Links(packed=True)
         for name, pieces in render(links):
             add(name, b"".join(_encoded(pieces)), zipfile.ZIP_DEFLATED)

@@ -33,7 +33,6 @@ from featviz.report.engine import (
     Site,
     asset_files,
     render,
-    render_document,
 )
 from featviz.report.extras import Extra
 from featviz.report.figures import (
@@ -233,7 +232,7 @@ class RunReport:
             yield f"{page.id}.html", _document(site, page, self._layer(page, site))
         if self.comparison is not None and self.comparison.result is not None:
             yield from self._comparison_files(site, self.comparison)
-        yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
+        yield f"{RUN_PAGE}.html", render("document", site, Document(self._index(site)))
         if site.places:
             yield from place_scripts.index()
 
@@ -275,7 +274,7 @@ class RunReport:
             compared = list(render("compare", site, content))
             grids |= content.grids
         pieces = [*self._index(site), *articles, *layers, *compared]
-        return render_document(site, Document(pieces, data=script(grids)))
+        return render("document", site, Document(pieces, data=script(grids)))
 
     def _site(self, links: Links) -> Site:
         """What all pages of the report share."""
@@ -387,7 +386,7 @@ class RunReport:
         )
         article = render("compare", site, content)
         document = Document(article, "Comparison", [_COMPARISON_GRIDS])
-        yield f"{COMPARISON_PAGE}.html", render_document(site, document)
+        yield f"{COMPARISON_PAGE}.html", render("document", site, document)
         yield _COMPARISON_GRIDS, [script(content.grids)]
         for file, picture in comparison.pictures.items():
             yield path_of(file), [picture]
@@ -460,7 +459,7 @@ def _document(
     """The document of an image's or a layer's page, which loads the scripts with the grids
     of its figures."""
     scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
-    return render_document(site, Document(article, page.name, list(scripts)))
+    return render("document", site, Document(article, page.name, list(scripts)))
 
 
 def _neighbours(page: ReportPage, pages: Sequence[ReportPage]) -> Neighbours:

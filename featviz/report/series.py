@@ -32,7 +32,7 @@ class ChartBox(NamedTuple):
     top: float
     height: float
     scale_width: float
-    """On the right of the curves."""
+    """Room for numbers on the right of the curves."""
 
 
 _BOX = ChartBox(left=6.0, width=308.0, top=6.0, height=52.0, scale_width=40.0)
@@ -44,6 +44,7 @@ class SeriesStep(NamedTuple):
     number: int
     run: ReadRun
     audit: AuditView | None
+    """None where the step was not audited."""
 
 
 class SeriesFrame(NamedTuple):
@@ -56,7 +57,7 @@ class SeriesFrame(NamedTuple):
 
     @property
     def tiles(self) -> str:
-        """Where its tiles lie, for the script."""
+        """Its grid as JSON, for the script."""
         return tiles_of(self.row, self.key.is_grey)
 
 
@@ -80,7 +81,7 @@ class WatchedTensor:
     channels: int = 0
     """How many channels were audited."""
     curves: dict[str, dict[int, int]] = field(default_factory=dict)
-    """By finding how many channels had it at each step."""
+    """How many channels had a finding, by finding and number of the step."""
 
     @property
     def top_count(self) -> int:
@@ -106,12 +107,11 @@ class SeriesPage:
         return legend(self.steps[-1].run.record.get("options") or {}, rows)
 
     def x(self, step: int) -> float:
-        """Where a step lies in the charts, in pixels from the left.
+        """Where a step is in the charts, in pixels from the left.
 
         Args:
             step: its number, between those of the first and the last step.
         """
-        # a single step lies on the left
         first = self.steps[0].number
         last = self.steps[-1].number
         return round(
@@ -120,11 +120,10 @@ class SeriesPage:
 
 
 def read_series(root: Path) -> SeriesPage:
-    """Read the steps of a series.
+    """Read the steps of a series. Those that cannot be read are named in `left_out`.
 
     Args:
-        root: the folder of the steps. Steps that cannot be read are left out, each with
-            its reason.
+        root: the folder of the steps.
 
     Raises:
         StoreError: none of its steps can be shown.
@@ -144,7 +143,6 @@ def read_series(root: Path) -> SeriesPage:
         steps.append(SeriesStep(number, run, audit))
         for name, reason in {**run.failures, **run.left_out}.items():
             left_out[f"{path.name}/{name}"] = reason
-    # one damaged step, such as that of a killed training, leaves the others
     if not steps:
         reason = next(iter(left_out.values()), "none is there")
         raise StoreError(f"{quoted(str(root))} has no step that can be shown: {reason}")
@@ -163,8 +161,7 @@ class _TensorKey(NamedTuple):
 
 
 def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
-    """The tensors of all steps, with their pictures; the page gives the pictures their
-    ids."""
+    """The tensors of all steps in the model's order, with their pictures."""
     tensors: dict[_TensorKey, WatchedTensor] = {}
     for number, run, _ in steps:
         for name, image in run.images.items():
@@ -172,8 +169,7 @@ def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
                 key = _TensorKey(row.index, row.label, row.capture_key.stem)
                 tensor = tensors.setdefault(key, WatchedTensor(row))
                 alt = f"{tile_count(row)} of {row.label} at step {number}, of {name}"
-                size = (row.plan.width, row.plan.height)
-                picture = PictureView("", image, row.file, size, alt)
+                picture = PictureView("", image, row.file, row.size, alt)
                 color_scale = color_key(row, run.record.get("options") or {})
                 if name not in tensor.strips:
                     tensor.strips[name] = SeriesStrip(input_view("", image, ""))
@@ -183,10 +179,10 @@ def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
 
 
 def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
-    """Count the channels with each finding at each step that was audited.
+    """Set the curves of a tensor, and its number of audited channels.
 
     Args:
-        tensor: gets the curves.
+        steps: all of them; those without an audit have no points.
     """
     label = tensor.row.label
     findings_at = {}
@@ -194,12 +190,12 @@ def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
         if audit is None:
             continue
         rows = [audited.row for audited in audit.layers]
-        # the model itself has no name, and goes by its label
+        # a row of the model itself has a label alone
         channels = [row.channels for row in rows if (row.layer or row.label) == label]
         if channels:
             tensor.channels = max(tensor.channels, *channels)
             findings_at[number] = audit.findings_of(label)
-    # of known names alone: the record may be anybody's
+    # findings of other names are left out: the record may come from anybody
     for name in FINDINGS:
         if any(name in findings for findings in findings_at.values()):
             curve = {}
