@@ -140,7 +140,9 @@ class Option(FieldNotes):
         shown = quoted(str(value))
         # an empty text would leave nothing to be seen
         message = f"{self.name}={shown or repr(shown)}: expected {self.expects}"
-        hint = did_you_mean(shown.lower(), self.choices) or None
+        # Grad-CAM++ is called GradCAMPlusPlus or gradcampp elsewhere
+        name = shown.lower().replace("plus", "+").replace("pp", "++")
+        hint = did_you_mean(name, self.choices) or None
         return UsageError(message, hint, options=(self.name,))
 
 

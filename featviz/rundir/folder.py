@@ -307,6 +307,8 @@ def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror or error}", hint
-        ) from error
+        reason = error.strerror or str(error)
+        # missing folders are made, so that it is not the path that is wrong
+        if error.errno == errno.ENOENT:
+            reason = "no file or folder can be made there"
+        raise StoreError(f"{path} cannot be written: {reason}", hint) from error

@@ -158,7 +158,7 @@ def test_a_parent_that_is_removed_again_and_again(
 ) -> None:
     """One error ends it."""
     remove_parent.extend(range(10))
-    with pytest.raises(StoreError, match=f"{NAME} cannot be written: No such file"):
+    with pytest.raises(StoreError, match=f"{NAME} cannot be written: no file"):
         run.new_image("a/cat.jpg")
     assert remove_parent == []
     assert visible(run.root) == []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 from conftest import Run
 from runs import refused, snapshot, tree
 
-from featviz.errors import UsageError
+from featviz.errors import StoreError, UsageError
 from featviz.rundir import LOCK_FILE, RUN_FILE
 from featviz.rundir.folder import OLD, hidden_name
 from featviz.rundir.locks import held
-from featviz.rundir.place import check_apart, model_files
+from featviz.rundir.place import check_apart, model_files, replacing, write_file
 
 RECORDS = {"run": "run.json", "audit": "audit.json", "report": "report.json"}
 """The record in the folder of commands of each kind: the others do as these."""
@@ -337,3 +338,21 @@ def test_the_folder_above_is_an_input_by_two_dots(album: Path) -> None:
 def test_an_input_in_a_folder_of_a_longer_name_is_not_in_the_way(album: Path) -> None:
     """`maps-raw` is beside `maps`, and not in it."""
     check_apart(album, "--out", [album.with_name(f"{album.name}-raw") / "cat.jpg"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs /proc")
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda: replacing(Path("/proc/maps/a"), RUN_FILE),
+        lambda: write_file(Path("/proc/map.png")),
+    ],
+    ids=["folder", "file"],
+)
+def test_a_place_where_nothing_can_be_made(
+    result: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """The message says so, where the system says that there is no such file."""
+    message = r"^/proc/map.* cannot be written: no file or folder can be made there\n"
+    with pytest.raises(StoreError, match=message), result():
+        pass
