@@ -1,6 +1,6 @@
-"""What a MODEL string can name. A source is a record of SOURCES, and a function in the
-file that it names, which is imported when a model is loaded: help and completion import
-no torch."""
+"""What a MODEL string can name. A source is a record of SOURCES, and the function that
+loads its models, in another module of this package. That one is imported when a model is
+loaded: help and completion import no torch."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ _LOOKS = {
 """What a file looks like, by the bytes that it begins with."""
 
 _MAX_RATIO = 20
-"""A zip that unpacks to more times its size is a bomb; torch.save does not compress at
-all."""
+"""A zip file that unpacks to more than so many times its size is a bomb; torch.save does
+not compress at all."""
 
 _LONGEST_CODE = 1_000_000
 """Bytes of a file of Python that is searched for classes."""
 
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
-"""In lower case: torch's reader of archives makes no difference."""
+"""Ends of the names in a program's archive; in lower case, since torch's reader of
+archives makes no difference."""
 
 ZIP = "zip"
 PICKLE = "pickle"
@@ -81,7 +82,7 @@ FILE_FORMATS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
 
 
 class FixedInput(NamedTuple):
-    """The input that a model takes, where it takes one alone."""
+    """What a model's source says of the images that it takes."""
 
     channels: int | None = None
     """None for any."""
@@ -93,7 +94,7 @@ ANY_INPUT = FixedInput()
 
 
 class Loaded(NamedTuple):
-    """A model as its source gives it."""
+    """A model as the function of its source returns it."""
 
     module: nn.Module
     record: Mapping[str, Any]
@@ -124,7 +125,8 @@ class ModelSource:
     """Whether a MODEL string without a source's prefix names this source."""
 
     def model_name(self, spec: str) -> str:
-        """The name in run.json of what a MODEL string names, without folders."""
+        """What run.json calls a model: its MODEL string without the prefix, and without
+        folders."""
         is_path = spec.startswith("hf:") or ".py:" in spec or Path(spec).exists()
         name = spec.removeprefix(self.prefix)
         if is_path:
@@ -193,8 +195,11 @@ WEIGHTS_HELP = "With " + "; with ".join(
 
 
 def source_of(spec: str, option: str = "MODEL") -> ModelSource:
-    """The source that a MODEL string belongs to; `option` is where it stands, for
-    messages.
+    """The source that a MODEL string belongs to.
+
+    Args:
+        spec: The MODEL string.
+        option: The argument or option that has it, for messages.
 
     Raises:
         UsageError: Where it belongs to none; the hint names a file of a like name.
@@ -215,8 +220,8 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
 
 
 def download_hint(spec: str) -> str:
-    """What to do where there is no such file or folder: it may be a model id of Hugging
-    Face's."""
+    """The hint where MODEL is neither a file nor a folder: it may be a model id of Hugging
+    Face's (`user/name`)."""
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec)
     if is_id is None or Path(spec).suffix.lower() in SUFFIXES:
         return "check the path"
@@ -226,7 +231,8 @@ def download_hint(spec: str) -> str:
 
 
 def load_source(options: ModelOptions) -> Loaded:
-    """Load from where the MODEL string says."""
+    """Load a model from its source; raises what `check_source` and the function of the
+    source raise."""
     source = check_source(options)
     module = import_module(f"featviz.models.{source.file}")
     return getattr(module, f"load_{source.name}")(options)  # type: ignore[no-any-return]
@@ -271,8 +277,13 @@ def check_source(options: ModelOptions) -> ModelSource:
 
 
 def _check_name(spec: str, source: ModelSource) -> None:
-    """Refuse a name that torchvision lacks, before torch is imported, which takes
-    seconds."""
+    """Refuse, with UsageError, a name that torchvision lacks, before torch is imported,
+    which takes seconds.
+
+    Args:
+        spec: A MODEL string.
+        source: Its source; only names of torchvision are checked.
+    """
     package = find_spec("torchvision") if source.name == "torchvision" else None
     if package is None or package.origin is None:
         return
@@ -318,8 +329,14 @@ def unknown_name(
 def _unknown(
     message: str, spec: str, near: Sequence[str], otherwise: str
 ) -> UsageError:
-    """The error for a MODEL string, with what may be meant, the likeliest first; where
-    nothing is near, with another hint."""
+    """The error for a MODEL string, whose hint says what may be meant.
+
+    Args:
+        message: The error's.
+        spec: The MODEL string.
+        near: MODEL strings that may be meant, the likeliest first.
+        otherwise: The hint where there are none.
+    """
     if not near:
         return UsageError(message, otherwise)
     return UsageError(
@@ -330,8 +347,11 @@ def _unknown(
 
 
 def _own_code(name: str) -> list[str]:
-    """What somebody may mean by a name who has code of their own in the current folder:
-    `net.Net`, as one would write it in Python, the classes of `net`, or the class `Net`.
+    """MODEL strings for code in the current folder that somebody may mean by a name.
+
+    Args:
+        name: `net.Net`, as one would write it in Python; `net`, for the classes of a file;
+            or `Net`, for a class of any file.
     """
     module, _, attribute = name.rpartition(".")
     file = Path(f"{module.replace('.', '/')}.py")
@@ -346,15 +366,15 @@ def _own_code(name: str) -> list[str]:
 
 
 def _classes_in(code: Path) -> list[str]:
-    """`net.py:Net` of each class with a base that a file of Python defines, the last one
-    first, since a network mostly stands behind its blocks."""
+    """`net.py:Net` for each class that a file of Python defines, if it has a base class.
+    The last one comes first, since a network mostly stands behind its blocks."""
     names = re.findall(r"^class (\w+)\(", read_code(code), re.MULTILINE)
     return [f"{code}:{name}" for name in reversed(names)]
 
 
 def read_code(code: Path) -> str:
-    """The text of a file of Python, which may be a stranger's; empty where it is large
-    or no file."""
+    """The text of a file of Python, which may be a stranger's. Empty where it is larger
+    than _LONGEST_CODE, no file, or cannot be read."""
     with suppress(OSError):
         if code.is_file() and code.stat().st_size <= _LONGEST_CODE:
             return code.read_text("utf-8", errors="replace")
@@ -362,7 +382,8 @@ def read_code(code: Path) -> str:
 
 
 def sniff(path: Path) -> str:
-    """One of FILE_FORMATS, or a description of what the file looks like."""
+    """The format of a file by its content: one of FILE_FORMATS, ONNX, or words for
+    messages that say what the file looks like. OSError where it cannot be read."""
     if not path.is_file():
         return "no regular file"
     with path.open("rb") as file:
@@ -371,8 +392,8 @@ def sniff(path: Path) -> str:
         return "empty"
     if head.startswith(b"PK\x03\x04"):
         return _sniff_zip(path)
-    # The length of a header of JSON comes first. This is asked before pickles are,
-    # since a header of 640 bytes begins as a pickle does.
+    # The length of a header of JSON, and then the header. This comes before pickles,
+    # since the length 640 begins as a pickle does.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return SAFETENSORS
     if re.match(rb"\x80[\x02-\x05]", head):  # the protocol
@@ -453,8 +474,8 @@ def imported_object(spec: str) -> Any:
 
 
 def code_digest(spec: str) -> str | None:
-    """sha256 of the file with the source of what `imported_object` gave for `spec`; None
-    for a module without one."""
+    """sha256 of the file of code that `spec` names, `pkg.mod:name` or `file.py:name`; a
+    module counts where it has been imported. None where there is no such file."""
     module = spec.rpartition(":")[0]
     file = (
         module
@@ -467,7 +488,11 @@ def code_digest(spec: str) -> str | None:
 
 
 def _user_module(module: str, spec: str) -> ModuleType:
-    """A module by its name or by its file, of which `spec` names something.
+    """A module of the user's, imported.
+
+    Args:
+        module: `pkg.mod` or `file.py`.
+        spec: What the user typed, of which `module` is the first half; for messages.
 
     Raises:
         UsageError: Where there is no such module or file.
@@ -506,10 +531,10 @@ def _user_module(module: str, spec: str) -> ModuleType:
 
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
-    """Let the user's own modules be imported in this block: from the current folder first,
-    as with `python -m`, and from `folders` where nothing installed has the name. If the
-    block succeeds, these folders stay on `sys.path`, since a model may import modules in
-    its forward."""
+    """Let the user's own modules be imported in this context: from the current folder
+    first, as with `python -m`, and from `folders` where nothing installed has the name.
+    The folders stay on `sys.path` afterwards, since a model may import modules in its
+    forward; where the context ends with an error, `sys.path` is as it was before."""
     # `featviz` as a script has its own folder first, not the current one
     before = list(sys.path)
     current = str(Path.cwd())
@@ -526,7 +551,9 @@ def importable(*folders: Path) -> Iterator[None]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Run a file as a module of its own; two files of one name are two modules."""
+    """The module that a file of Python is when it is run. It is run at each call; files of
+    one name in two folders are two modules. The file's folder stays on `sys.path`, unless
+    the file fails: then whatever it raises goes on."""
     path_sha256 = hashlib.sha256(os.fsencode(real(path))).hexdigest()
     name = f"featviz_user_{path.stem}_{path_sha256[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
