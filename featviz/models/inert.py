@@ -39,7 +39,7 @@ _UNTYPED_STORAGE = "torch.storage.UntypedStorage"
 
 
 class Name:
-    """What a file names, such as `torch.nn.modules.linear.Linear`."""
+    """The name of a class or function in a file: `torch.nn.modules.linear.Linear`."""
 
     __slots__ = ("text",)
 
@@ -49,15 +49,18 @@ class Name:
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """What a file would make by a call, and what it would put into it."""
+    """An object that a file would make by a call, and what it would put into the object."""
 
     maker: Name
     """What would be called."""
     arguments: tuple[Any, ...] = ()
+    """Of the call."""
     states: list[Any] = field(default_factory=list)
-    """What BUILD would hand to it, one for each time."""
+    """What each BUILD would hand to the object's `__setstate__`."""
     items: list[Any] = field(default_factory=list)
+    """What would be appended or added to it."""
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    """What would be set in it, as in a dict: keys and values."""
 
     def append(self, item: Any) -> None:
         """APPEND, APPENDS, ADDITEMS."""
@@ -72,9 +75,10 @@ class Made:
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """The numbers of a tensor, in torch's own storage."""
+    """The numbers of a tensor."""
 
     data: Any
+    """A torch.TypedStorage."""
 
 
 class Unpickler(pickle._Unpickler):
@@ -91,20 +95,24 @@ class Unpickler(pickle._Unpickler):
         self.size = file.getbuffer().nbytes
 
     def load(self) -> Any:
-        """What the pickle holds, as stand-ins."""
+        """What the pickle holds, as stand-ins.
+
+        Raises:
+            Exception: Of any class, where it is no pickle, or damaged.
+        """
         try:
             return super().load()
-        # no such instruction, nothing on the stack
+        # there is no such instruction, or nothing on the stack for it
         except (KeyError, IndexError) as error:
             raise pickle.UnpicklingError("it is no pickle, or a damaged one") from error
 
     def find_class(self, module: str, name: str) -> Any:
-        """A name, and nothing that is imported. torch, whose unpickler comes before this
-        one, makes marks of a dtype from the names of storages."""
+        """A Name; nothing is imported. torch derives an unpickler from this one, which
+        makes a StorageType of the name of a storage before it asks here."""
         return Name(f"{_RENAMED_MODULES.get(module, module)}.{name}")
 
     def _instantiate(self, maker: Any, arguments: Sequence[Any]) -> None:
-        """What INST and OBJ share, and here all that is a call."""
+        """Note a call: pickle's own method for INST and OBJ, here for all calls."""
         if type(maker) is not Name:
             maker = Name("what another call returns")
         self.append(Made(maker, tuple(arguments)))
@@ -116,7 +124,7 @@ class Unpickler(pickle._Unpickler):
         self._instantiate(self.stack.pop(), arguments)
 
     def _call_with_keywords(self) -> None:
-        self.stack.pop()  # nothing that is made of a file takes any
+        self.stack.pop()  # keywords, of which no value is made
         self._call()
 
     def _build(self) -> None:
@@ -129,7 +137,7 @@ class Unpickler(pickle._Unpickler):
         self.append(Made(Name("builtins.dict")))
 
     def _dict(self) -> None:
-        self.pop_mark()  # empty: protocols 0 and 1 fill dicts afterwards
+        self.pop_mark()  # without items: protocols 0 and 1 fill dicts afterwards
         self._empty_dict()
 
     def _empty_set(self) -> None:
@@ -141,7 +149,7 @@ class Unpickler(pickle._Unpickler):
 
     def _bytearray(self) -> None:
         length = int.from_bytes(self.read(8), "little")
-        # reserves no memory for bytes that are not there
+        # pickle's own method would reserve memory for bytes that are not there
         self.append(self.read(length))
 
     def _persistent(self) -> None:
@@ -200,13 +208,14 @@ class Unpickler(pickle._Unpickler):
 
 
 class Inert:
-    """What torch.load takes for the module pickle."""
+    """What torch.load takes in the place of the module pickle."""
 
     Unpickler = Unpickler
 
     @staticmethod
     def load(file: io.BytesIO, **options: Any) -> Any:
-        """What torch reads before and after the pickle of a file of before 1.6."""
+        """Read one pickle: torch calls this for those that stand before and behind the
+        content of a file of before 1.6."""
         return Unpickler(file, **options).load()
 
 
@@ -236,7 +245,8 @@ def read(file: BinaryIO) -> Any:
 
 
 def read_pickle(data: bytes) -> Any:
-    """Read a plain pickle, or torch's format of before 1.6, which is several in a row."""
+    """Read a plain pickle, or torch's format of before 1.6, which is several pickles in a
+    row. Returns and raises what `read` does."""
     file = io.BytesIO(data)
     first = Inert.load(file, encoding="latin1")
     # such a file begins with a pickle of one number

@@ -1,8 +1,8 @@
 """From inert stand-ins (`models.inert`) to weights, and to whole modules.
 
 What a file holds beside its weights (meters, configurations) is left out, with the
-reason; but a module is made with all of its attributes or not at all: then there is an
-UnbuiltModule, a dict of what could be made of them.
+reason. But a module is made with all of its attributes or not at all: then there is an
+UnbuiltModule, a dict of those attributes that could be made.
 
 A module is `object.__new__` of a class that is listed here, with attributes of which
 each was made here, too. So no constructor runs; a class that a module keeps (`norm_layer`)
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
 _OPTIONAL = ("timm.models.", "timm.layers.", *_YOLO)
 _PACKAGES = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", *_OPTIONAL)
-"""Below these, classes of modules: their forward methods call no value that they keep
-but modules, functions of the lists below and forward methods; none evaluates text,
-opens a file or imports."""
+"""Where classes of modules were read. Of the values that a module keeps, their forward
+methods call only modules, functions of the lists below and forward methods; none evaluates
+text, opens a file or imports."""
 
 _MODULES = (
     "torch.ao.nn.quantized.modules.functional_modules.FloatFunctional",
@@ -48,6 +48,7 @@ _MODULES = (
     "torch.nn.parallel.data_parallel.DataParallel",
     "torch.optim.swa_utils.AveragedModel",
 )
+"""Classes of modules elsewhere."""
 
 _HELPERS = (
     "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",
@@ -92,7 +93,8 @@ _SETTERS = (
     "timm.layers.ml_decoder",
     "ultralytics.nn.modules.block",
 )
-"""Where `__setstate__` was read: it fills in what older files lack."""
+"""Where `__setstate__` was read: there it fills in what older files lack, and does nothing
+else."""
 
 _OWN_FORWARDS = (
     "forward",
@@ -101,18 +103,20 @@ _OWN_FORWARDS = (
     "forward_split",
     "forward_split_cat",
 )
-"""Methods that Ultralytics, and timm's FasterNet, put in the place of a module's
+"""Methods of a module that Ultralytics, and timm's FasterNet, put in the place of its
 forward."""
 
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+", re.ASCII)
 _NUMBER_TYPE = re.compile(r"f[248]|[iu][1248]|b1")
 _MEMBER = re.compile(r"[^.\0\ud800-\udfff]+")
-"""Names in a module: torch wants no dots, and results are filed under them."""
+"""Names of parameters, buffers and children: torch wants no dots, and they become parts of
+file names."""
 
 _KEY_TYPES = (bool, int, float, str, bytes, type(None))
 _PLAIN_ATTRIBUTES = (bool, int, float, str, type(None), Tensor)
 _BYTES_BESIDE = 64 * 2**20
-"""Bytes that a tensor may have beside four times its data: it may be expanded."""
+"""Bytes that a tensor may have beyond four times those of its storage, since it may be
+expanded (strides of 0)."""
 _MAX_MODULES = 20_000
 """Modules of a model, each as often as it is reached: shared ones make a small file
 endless."""
@@ -146,9 +150,12 @@ class UnbuiltModule(dict[Any, Any]):
 def rebuild(content: Any) -> Any:
     """Make values of what `inert.read` returned.
 
+    Args:
+        content: Stand-ins, and containers of them.
+
     Returns:
-        Containers of data, tensors and modules, or an UnbuiltModule where a module
-        needs more than is listed here.
+        Containers of data, tensors and modules; an UnbuiltModule stands for a module
+        that needs more than is listed here.
 
     Raises:
         RefusedError: Where the content itself cannot be made, or something in it was left
@@ -179,25 +186,33 @@ def lacks(name: str) -> bool:
 
 
 class _Built(NamedTuple):
-    """What was made of a stand-in."""
+    """The result of making the value of a stand-in."""
 
     value: Any
     """A value, or the RefusedError in its place."""
     reason: RefusedError | None
-    """Why something in it was left out; None where it is complete."""
+    """Why something in the value was left out; None where it is complete."""
 
 
 class Builder:
-    """Makes values of stand-ins, each once: what was shared is shared again."""
+    """Makes the values of the stand-ins of one file, each once: what was shared in the file
+    is shared again."""
 
     def __init__(self) -> None:
         self.reasons: list[RefusedError] = []
-        """Why something was left out, each time that it was met."""
+        """Why something was left out: an error for each time that it was met."""
         self._built: dict[int, _Built] = {}
         """By the id of the stand-in."""
 
     def build(self, value: Any) -> Any:
-        """The value of a stand-in, made once; RefusedError where it cannot be made."""
+        """The value of a stand-in, made when it is met first.
+
+        Args:
+            value: A stand-in, or anything that `inert.read` returns.
+
+        Raises:
+            RefusedError: Where it cannot be made, each time that it is met.
+        """
         if type(value) in _KEY_TYPES or type(value) is Storage:
             return value
         built = self._built.get(id(value))
@@ -218,11 +233,13 @@ class Builder:
         return built.value
 
     def _attempt(self, value: Any) -> Any:
-        """Make the value of a stand-in; where it is refused, return the error, which
+        """Make the value of a stand-in. Where it is refused, return the error, which
         `build` raises each time that the stand-in is met.
 
         Raises:
-            UnusableTensorError: A tensor in it has no data.
+            UnusableTensorError: Where a tensor in it lacks its data.
+            RecursionError: Where it is nested too deep.
+            FeatvizError: Where a library that has its class cannot be imported.
         """
         try:
             if type(value) in (list, tuple):
@@ -236,22 +253,23 @@ class Builder:
             raise
         except RefusedError as error:
             return error
-        except Exception as error:  # its maker does not take these arguments
+        except Exception as error:  # what makes it does not take these arguments
             reason = quoted(error)
             return RefusedError(f"holds a broken {_name_of(value)}: {reason}")
 
     def called(self, made: Made) -> Any:
-        """What a call would return.
+        """The value of a call, by the first of the lists that has what is called; without
+        a list a module is an UnbuiltModule, and a dict of another class a plain dict.
 
         Raises:
-            RefusedError: Where what is called is on no list, or what it would make is
-                not plain.
+            RefusedError: Where what is called is on no list, and makes neither of the two;
+                or where a tensor is not plain.
         """
         name = made.maker.text
         if name in _BY_STAND_IN:
             return _BY_STAND_IN[name](self, made)
         if name in _BY_ARGUMENTS:
-            # older protocols put into a state what newer ones give as arguments
+            # functools.partial and numpy's arrays have all in a state, which is a tuple
             state = made.states[-1] if made.states else made.arguments
             return _BY_ARGUMENTS[name](*self.elements(state))
         if name in _ENUMS:
@@ -272,10 +290,10 @@ class Builder:
         return self.mapping(made)
 
     def elements(self, values: Iterable[Any]) -> list[Any]:
-        """What is in a list; None for what is left out.
+        """The values of a list's stand-ins; None for each that is left out.
 
         Raises:
-            UnusableTensorError: A tensor in it has no data.
+            UnusableTensorError: Where a tensor in it lacks its data.
         """
         built = []
         for value in values:
@@ -287,10 +305,10 @@ class Builder:
         return built
 
     def mapping(self, made: Made) -> dict[Any, Any]:
-        """A dict of any class, as a plain one, without what is left out.
+        """The value of a dict of any class: a plain dict, without what is left out.
 
         Raises:
-            UnusableTensorError: a tensor in it has no data.
+            UnusableTensorError: Where a tensor in it lacks its data.
         """
         built = {}
         pairs = [*made.pairs]
@@ -305,10 +323,11 @@ class Builder:
         return built
 
     def key(self, value: Any) -> Any:
-        """A key of a dict, or an element of a set: a number, a text, or a tuple of these.
+        """The value of a key of a dict, or of an element of a set: a number, a text, or a
+        tuple of these.
 
         Raises:
-            RefusedError: It is anything else, whose hash could nest as deep as the file
+            RefusedError: Where it is anything else. Its hash could nest as deep as the file
                 says.
         """
         key = self.build(value)
@@ -325,7 +344,7 @@ class Builder:
         self.reasons.append(error)
 
     def has_weights(self) -> bool:
-        """Whether there is any tensor, array or module."""
+        """Whether any tensor, array or module was made so far."""
         types = (Tensor, np.ndarray, nn.Module, UnbuiltModule)
         return any(isinstance(built.value, types) for built in self._built.values())
 
@@ -336,7 +355,10 @@ class Builder:
 
         Args:
             made: Its stand-in.
-            module_class: None where it is not listed.
+            module_class: Its class; None where that is not listed.
+
+        Raises:
+            UnusableTensorError: Where a tensor in it lacks its data.
         """
         before = len(self.reasons)
         try:
@@ -354,7 +376,8 @@ class Builder:
         return UnbuiltModule(state or {}, refusal)
 
     def _object(self, made: Made, made_class: type) -> Any:
-        """An empty object of a listed class, with the attributes that the file says.
+        """An object of a listed class with the attributes that the file says; no
+        constructor runs.
 
         Raises:
             RefusedError: Where the file makes it as `torch.save` does not, or its
@@ -368,7 +391,7 @@ class Builder:
         # an object without attributes (torchvision's ToTensor) has no state in the file
         state = dict(self.build(made.states[0])) if made.states else {}
         attributes = {
-            name: _checked_attribute(made, built, name, value)
+            name: _accepted_attribute(made, built, name, value)
             for name, value in state.items()
         }
         if not isinstance(built, nn.Module):
@@ -385,18 +408,20 @@ class Builder:
 
 
 class OwnForward(NamedTuple):
-    """What stands in the place of a module's forward: another of its methods."""
+    """A method that a file has in the place of a module's forward."""
 
     owner: Made
-    """The module."""
+    """The stand-in of the module whose method it is."""
     name: str
+    """One of _OWN_FORWARDS."""
 
 
 class KeptClass(type):
-    """Stands for a class that a module keeps: it cannot be called."""
+    """The metaclass of empty classes, each of which stands for a class that a module keeps:
+    none of them can be called."""
 
     def __call__(cls, *arguments: object, **keywords: object) -> Any:
-        """Refuse."""
+        """Refuse, with RefusedError."""
         raise RefusedError(f"calls {cls.__name__}, which torch.save only keeps")
 
 
@@ -407,12 +432,15 @@ _CONTENTS: dict[str, Any] = {
     "_buffers": Tensor,
     "_modules": nn.Module,
 }
+"""The attributes with a module's parameters, buffers and children, and what these are."""
 _HOOKS = {name for name, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys()
+"""The other dicts among a module's attributes, all of which hold functions."""
 _MISSING = object()
 
 
 def _check_module(module: nn.Module) -> None:
-    """Refuse a module that does not take what every command does first with one."""
+    """Refuse, with RefusedError, a module that fails in what every command does first with
+    one: go through its tensors, move them, and read its settings."""
     reached = module.named_modules(remove_duplicate=False)
     if any(True for _ in itertools.islice(reached, _MAX_MODULES, None)):
         raise RefusedError(f"holds a {type(module).__name__} of too many modules")
@@ -420,7 +448,7 @@ def _check_module(module: nn.Module) -> None:
         # What is inside it was checked when it was made. Going through all of it at each
         # level took as long as reading the file (EfficientNet-B4: 0.5 s).
         module._save_to_state_dict({}, "", keep_vars=True)
-        # goes through its tensors as any .to, changing none
+        # what `.to` does, without changing a tensor
         if type(module)._apply is nn.Module._apply:
             module._apply(_itself, recurse=False)  # type: ignore[no-untyped-call]
         else:  # nn.LSTM lists its weights anew, Ultralytics changes its head, too
@@ -435,14 +463,18 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _checked_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
-    """An attribute of an object; RefusedError where it could run code.
+def _accepted_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
+    """The value that an object gets for an attribute. Mostly it is that of the file; the
+    name of a forward method becomes the method.
 
     Args:
         made: The stand-in of the object.
         built: The object, without attributes as yet.
         name: Of the attribute; a file may say anything here.
         value: What was made of what the file says.
+
+    Raises:
+        RefusedError: Where it could run code, or does not fit.
     """
     made_class = type(built)
     if name in _CONTENTS:
@@ -463,7 +495,7 @@ def _checked_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
 
 
 def _check_contents(module_class: type, group: str, contents: Any) -> None:
-    """Refuse parameters, buffers or children that no module has.
+    """Refuse parameters, buffers or children that no module can have.
 
     Args:
         module_class: For messages.
@@ -485,8 +517,15 @@ def _check_contents(module_class: type, group: str, contents: Any) -> None:
 
 
 def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
-    """Refuse an attribute in the place of what the class defines; a plain value may
-    replace a plain one."""
+    """Refuse, with RefusedError, an attribute in the place of one that the class defines.
+    Only a plain value (a number, a text, a tensor, a list of these) may replace another,
+    and no method.
+
+    Args:
+        made_class: Of the object.
+        name: Of the attribute.
+        value: What was made of what the file says.
+    """
     if name == "type" and type(value) is str:  # Ultralytics' own, over nn.Module.type
         return
     default = inspect.getattr_static(made_class, name, _MISSING)
@@ -502,7 +541,7 @@ def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
 
 
 def _broken(module_class: type) -> RefusedError:
-    """The error for a module that no constructor would have made so."""
+    """The error for a module in a state that no constructor would have made."""
     return RefusedError(
         f"holds a broken {module_class.__name__}: it lacks parts of an"
         " nn.Module, or contains itself"
@@ -514,7 +553,8 @@ def _broken(module_class: type) -> RefusedError:
 
 
 def _joined(errors: Sequence[RefusedError]) -> RefusedError:
-    """One error for several: it has all their names, or is the first of them."""
+    """One error for several: for all names that they need, or the first of them where they
+    need none."""
     names = {name for error in errors for name in error.names}
     if names:
         return _needs(names)
@@ -537,7 +577,8 @@ def _name_of(value: Any) -> str:
 
 
 def _named(name: str) -> Any:
-    """What a name alone stands for: a type of numbers, a function, a class of modules.
+    """The value of a name that is not called: a type of numbers, a function of _FUNCTIONS,
+    or a KeptClass for a class of modules.
 
     Raises:
         RefusedError: Where the name is on no list.
@@ -554,7 +595,9 @@ def _named(name: str) -> Any:
 
 
 def _module_class(name: str) -> Any:
-    """The class of modules of this name, if it is one that may be made; None otherwise."""
+    """The class of modules that a file names, if objects of it may be made: it is below
+    _PACKAGES or in _MODULES, there is such a class, and it has no `__new__` of its own and
+    a `__setstate__` of _SETTERS. None otherwise."""
     name = _RENAMED.get(name, name)
     is_below = name.startswith(_PACKAGES) and _NAME.fullmatch(name)
     if name not in _MODULES and not is_below:
@@ -578,7 +621,12 @@ def _module_class(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """What a name of the lists stands for."""
+    """What a name of the lists above stands for, imported.
+
+    Raises:
+        ImportError, AttributeError: Where the installed library lacks it.
+        FeatvizError: Where torchvision cannot be imported.
+    """
     if name.startswith("torchvision."):
         require_torchvision()
     if name.startswith(_YOLO):
@@ -591,7 +639,7 @@ def _imported(name: str) -> Any:
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """The pairs of a dict that is still a stand-in."""
+    """The pairs of a dict that is still a stand-in; none of anything else."""
     if type(value) is Made:
         return value.pairs
     return []
@@ -606,7 +654,7 @@ def _tensor(
     hooks: Any = None,
     *marks: Any,
 ) -> Tensor:
-    """`_rebuild_tensor`, and v2 and v3 of it.
+    """The tensor of a call of `_rebuild_tensor`, or of its versions 2 and 3.
 
     Args:
         storage: Where its numbers are.
@@ -615,7 +663,12 @@ def _tensor(
         stride: Of each axis, in numbers of the storage.
         requires_grad: Not kept: `_rebuild_parameter` says it of parameters.
         hooks: Refused, unless there are none.
-        marks: Of v3 a dtype; a dict that says whether it is conjugated or negated.
+        marks: Of version 3 its dtype; and a dict, which is refused unless it is empty: it
+            says that the tensor is conjugated or negated.
+
+    Raises:
+        RefusedError: Where it has hooks or such marks.
+        UnusableTensorError: Where the storage lacks its data.
     """
     dtype = storage.data.dtype
     for mark in (hooks, *marks):
@@ -646,26 +699,30 @@ def _tensor(
 
 
 def _parameter(builder: Builder, made: Made) -> nn.Parameter:
-    """`_rebuild_parameter`: a tensor, requires_grad; hooks and attributes are left out."""
+    """The parameter of a call of `_rebuild_parameter`, whose arguments are a tensor,
+    whether it requires gradients, hooks, and attributes; the last two are left out."""
     tensor, requires_grad = made.arguments[:2]
     return nn.Parameter(builder.build(tensor).detach(), requires_grad is True)
 
 
 def _typed_tensor(builder: Builder, made: Made) -> Any:
-    """`_rebuild_from_type_v2`: a maker, a class, its arguments, attributes; the class
-    and the attributes are left out."""
+    """The tensor of a call of `_rebuild_from_type_v2`, whose arguments are the function
+    that makes a tensor, a class of tensors, the function's arguments, and attributes; the
+    class and the attributes are left out."""
     return builder.called(Made(made.arguments[0], made.arguments[2]))
 
 
 def _bytes(content: str | bytes = b"", encoding: str = "latin1") -> bytes:
-    """`_codecs.encode`, `bytes` and `bytearray`: of older protocols a text, and latin1."""
+    """The bytes of a call of `_codecs.encode`, `bytes` or `bytearray`: pickles of older
+    protocols have them as a text, a letter for each byte."""
     if isinstance(content, str):
         return content.encode("latin1")
     return bytes(content)
 
 
 def _number_type(builder: Builder, made: Made) -> np.dtype[Any]:
-    """`numpy.dtype`: a code; and in its state the order of bytes."""
+    """The type of a call of `numpy.dtype`, whose first argument is a code such as `f4`;
+    its state has the order of bytes."""
     code = made.arguments[0]
     if not _NUMBER_TYPE.fullmatch(code):
         raise RefusedError("holds a type of numpy that is none of plain numbers")
@@ -686,8 +743,8 @@ def _array(
     is_fortran: bool,
     content: str | bytes,
 ) -> np.ndarray:
-    """An array, as numpy's `_reconstruct` makes it, from the state that the file has of
-    it."""
+    """The array of a call of numpy's `_reconstruct`; the arguments are those of its
+    state."""
     order = "F" if is_fortran else "C"
     return _array_of_buffer(_bytes(content), dtype, shape, order)
 
@@ -695,21 +752,26 @@ def _array(
 def _array_of_buffer(
     content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any
 ) -> np.ndarray:
-    """`_frombuffer`, of protocol 5."""
+    """The array of a call of numpy's `_frombuffer`, which protocol 5 writes."""
     return np.frombuffer(content, dtype.str).reshape(shape, order=order)
 
 
 def _partial(
     target: Any, arguments: Iterable[Any], keywords: dict[str, Any], attributes: Any
 ) -> Any:
-    """`functools.partial`, of which these are the state."""
+    """The value of a `functools.partial`; the arguments are those of its state.
+
+    Raises:
+        RefusedError: Where `target` is neither a listed function nor a class of modules.
+    """
     if not isinstance(target, (KeptClass, FunctionType)):
         raise RefusedError("holds a functools.partial of what is no class of layers")
     return functools.partial(target, *arguments, **keywords or {})
 
 
 def _attribute(builder: Builder, made: Made) -> Any:
-    """`getattr`, for the few attributes that files keep.
+    """The value of a call of `getattr(owner, name)`, for the few attributes that files
+    keep: a forward method, a listed function, a member of a listed enumeration.
 
     Raises:
         RefusedError: Where it is another attribute.
@@ -726,13 +788,13 @@ def _attribute(builder: Builder, made: Made) -> Any:
 
 
 def _set(builder: Builder, made: Made) -> set[Any]:
-    """A set that the reader filled, or whose argument is a list."""
+    """The value of a set: its elements were added one by one, or are its argument."""
     items = itertools.chain(made.items, *made.arguments)
     return {builder.key(item) for item in items}
 
 
 def _namespace(builder: Builder, made: Made) -> SimpleNamespace:
-    """A namespace, whose state is a dict."""
+    """The value of a namespace; its state is the dict of its attributes."""
     return SimpleNamespace(**builder.build(made.states[-1]))
 
 
@@ -753,10 +815,12 @@ _BY_STAND_IN: dict[str, Callable[[Builder, Made], Any]] = {
     "ultralytics.utils.IterableSimpleNamespace": _namespace,
     "ultralytics.yolo.utils.IterableSimpleNamespace": _namespace,
 }
-"""What makes a value of a stand-in, by the name of what would be called."""
+"""Functions from the stand-in of a call to its value, by the name of what would be called.
+"""
 
 
 def _path(*names: str) -> str:
+    """A path as text: nothing is opened, and on this system it may be of another kind."""
     return "/".join(names)
 
 
@@ -780,4 +844,4 @@ _BY_ARGUMENTS: dict[str, Callable[..., Any]] = {
         _bytes(content)
     ),
 }
-"""What makes a value of a call's arguments or state, which are made first."""
+"""Functions from the values of a call's arguments, or of its state, to its value."""
