@@ -87,7 +87,7 @@ class LayerCam:
     channels: int = 0
     """How many channels the layer's output has."""
     title: str = ""
-    """What the map is called in place of the layer, where it is of several; else empty."""
+    """The name of a map that is of several layers; empty for that of one layer."""
 
     @property
     def name(self) -> str:
@@ -439,20 +439,9 @@ def _explain(
     method = str(prepared.options.draw.reduce)
     # before the model may change it in place
     shown = to_pixels(image.preprocess.shown(image.args)[0])
-    evidence, outcome, skipped = _shown_to_model(prepared, show, image, channels)
-    # A class activation map is one channel, of which `max` makes the one large tile,
-    # without marks.
-    options = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
-    scale = normalize.parse_scale("auto", reduce=method)
-    has_levels = prepared.options.layers is None and len(evidence) > 1
-    maximum = None
-    if has_levels and isinstance(outcome.focus, Detection):
-        # a box is found at one level of the head: the others are dark in its scale
-        scale = _common_scale(evidence, signed=method in SIGNED)
-        of_all = _maximum(evidence, image.args[0].shape)
-        maximum = _drawn(of_all, image, options, scale, outcome)
-        maximum = replace(maximum, title=f"maximum of {len(evidence)} levels")
-    maps = [_drawn(level, image, options, scale, outcome) for level in evidence]
+    explanation = _shown_to_model(prepared, show, image, channels)
+    outcome = explanation.outcome
+    maps, maximum = _draw_evidence(prepared, explanation, image, cmap)
     return ImageCam(
         image=images[0].sample.name,
         method=method,
@@ -463,11 +452,35 @@ def _explain(
         maps=tuple(maps),
         maximum=maximum,
         detections=image.in_file(outcome.detections),
-        skipped=tuple(skipped),
+        skipped=tuple(explanation.skipped),
         shown=_marked(shown, outcome.focus),
         shown_title=_shown_title(outcome),
         weights_note=prepared.model.weights_note,
     )
+
+
+def _draw_evidence(
+    prepared: Prepared, explanation: _Explanation, image: ModelInput, cmap: str
+) -> tuple[list[LayerCam], LayerCam | None]:
+    """Draw the map of each layer; and for a box of a detector also the maximum over the
+    levels of its head, None without levels."""
+    evidence, outcome, _ = explanation
+    method = str(prepared.options.draw.reduce)
+    # A class activation map is one channel, of which `max` makes the one large tile,
+    # without marks.
+    options = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
+    drawn = partial(_drawn, image=image, options=options, outcome=outcome)
+    scale = normalize.parse_scale("auto", reduce=method)
+    has_levels = prepared.options.layers is None and len(evidence) > 1
+    maximum = None
+    if has_levels and isinstance(outcome.focus, Detection):
+        # a box is found at one level of the head: the others are dark in its scale
+        scale = _common_scale(evidence, signed=method in SIGNED)
+        maximum = replace(
+            drawn(_maximum(evidence, image.args[0].shape[-2:]), scale=scale),
+            title=f"maximum of {len(evidence)} levels",
+        )
+    return [drawn(level, scale=scale) for level in evidence], maximum
 
 
 def _shown_to_model(
@@ -554,18 +567,17 @@ def _drawn(
     """
     picture = draw_maps(evidence.maps, options, scale)
     over = lay_over(picture, image.background(), options, image.window)
-    steps = evidence.maps.data[0].cpu().numpy()
-    limits = picture.limits.shared or (0.0, 0.0)
-    if scale.numbers:
-        limits = (scale.numbers[0], scale.numbers[1])
     pixels = np.asarray(to_image(over).convert("RGB"))
-    if len(steps) == 1:
+    values = evidence.maps.data[0].cpu().numpy()
+    if len(values) == 1:  # no clip
+        values = values[0]
         pixels = _marked(pixels, outcome.focus, image.window)
     return LayerCam(
         site=evidence.site,
-        values=steps[0] if len(steps) == 1 else steps,
+        values=values,
         picture=pixels,
-        limits=limits,
+        # maps of zeros have no limits
+        limits=picture.limits.shared or (0.0, 0.0),
         channels=evidence.channels,
     )
 
@@ -608,31 +620,28 @@ def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
     """One scale for the maps of all levels of a head, from zero to the greatest value.
 
     Args:
-        signed: whether 0 stands in the middle, for evidence for and against.
+        signed: whether 0 stands in the middle, for evidence for and against. Without it
+            no value is below zero.
     """
-    low = 0.0
-    high = max(float(level.maps.data.max()) for level in evidence)
-    if signed:
-        high = max(float(level.maps.data.abs().max()) for level in evidence)
-        low = -high
+    high = max(float(level.maps.data.abs().max()) for level in evidence)
     # maps of zeros have no range to draw
-    if high <= low:
+    if high == 0:
         return Scale("map")
-    return Scale("range", (low, high))
+    return Scale("range", (-high if signed else 0.0, high))
 
 
-def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evidence:
-    """A map with the largest value of all levels at each pixel of the input.
+def _maximum(evidence: Sequence[_Evidence], size: Sequence[int]) -> _Evidence:
+    """A map with the largest value of all levels at each pixel of the input, under the
+    name of the last level.
 
     Args:
         evidence: at least one, each in its own resolution.
-        input_shape: [1, C, H, W].
+        size: height and width of the input.
     """
-    size = list(input_shape[-2:])
     enlarged = []
     for level in evidence:
         data = level.maps.data.float()
-        enlarged.append(functional.interpolate(data, size, mode="bilinear"))
+        enlarged.append(functional.interpolate(data, list(size), mode="bilinear"))
     data = torch.stack(enlarged).amax(dim=0)
     return _Evidence(evidence[-1].site, Maps(evidence[-1].maps.layout, data))
 

@@ -32,13 +32,7 @@ def default_layers(prepared: Prepared) -> list[Layer]:
     resolution. Of other models it is the last map."""
     model = prepared.model
     layers = list_layers(model.module)
-    seen = _seen(prepared, layers, prepared.blank)
-    if not seen.reached:
-        # With biases of zero, zeros stay zeros, at which a ReLU lets no gradient pass
-        # (YOLOS as it is initialised).
-        noise = torch.Generator().manual_seed(0)
-        args = [_noise(arg, noise) for arg in prepared.blank]
-        seen = _seen(prepared, layers, args)
+    seen = _maps_seen(prepared, layers)
     reading = seen.reading
     if reading is None or prepared.plan.target.layer is not None:
         return [seen.last()]
@@ -51,11 +45,9 @@ def default_layers(prepared: Prepared) -> list[Layer]:
     last = seen.last()
     if not reading.family.has_bottleneck:
         return [last]
-    smallest = min(seen.sizes[layer] for layer in seen.ran)
-    bottleneck = [layer for layer in seen.ran if seen.sizes[layer] == smallest][-1]
-    if bottleneck == last:
-        return [last]
-    return [bottleneck, last]
+    # the last of the smallest maps: min takes the first of several
+    bottleneck = min(reversed(seen.ran), key=lambda layer: seen.sizes[layer])
+    return [last] if bottleneck == last else [bottleneck, last]
 
 
 def _named(layers: Sequence[Layer], names: Sequence[str]) -> list[Layer]:
@@ -63,6 +55,18 @@ def _named(layers: Sequence[Layer], names: Sequence[str]) -> list[Layer]:
     return [
         layer for layer in layers if not {layer.name, *layer.aliases}.isdisjoint(names)
     ]
+
+
+def _maps_seen(prepared: Prepared, layers: Sequence[Layer]) -> _MapsSeen:
+    """Show zeros to the model, or noise where no gradient passes at zeros."""
+    seen = _seen(prepared, layers, prepared.blank)
+    if seen.reached:
+        return seen
+    # With biases of zero, zeros stay zeros, at which a ReLU lets no gradient pass (YOLOS
+    # as it is initialised).
+    noise = torch.Generator().manual_seed(0)
+    args = [_noise(arg, noise) for arg in prepared.blank]
+    return _seen(prepared, layers, args)
 
 
 def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -106,7 +110,7 @@ class _MapsSeen:
 
     book: HintBook
     ran: list[Layer] = field(default_factory=list)
-    """As often as they ran."""
+    """Each as often as it ran."""
     reached: set[Layer] = field(default_factory=set)
     """Those whose gradient is not zero at every place."""
     sizes: dict[Layer, tuple[int, int]] = field(default_factory=dict)
@@ -141,24 +145,24 @@ class _MapsSeen:
         Raises:
             UsageError: no layer gives maps of the image.
         """
-        # From the best kind of layer to the worst. A layer on which the target depends
-        # is better than one of any kind on which it does not.
-        outside = [
-            layer for layer in self.ran if not self.book.of_layer(layer).in_attention
-        ]
-        once = [layer for layer in outside if self.ran.count(layer) == 1]
-        choices = (once, outside, self.ran)
+        if not self.ran:
+            raise UsageError(
+                "no layer gives maps of the image, which a class activation map lies on",
+                "--layers names one, and --tensor-layout says how to read it; "
+                "`featviz layers MODEL` lists them, with shapes",
+            )
+        _, layer = max(enumerate(self.ran), key=self._merits)
+        return layer
+
+    def _merits(self, numbered: tuple[int, Layer]) -> tuple[bool, int, int]:
+        """What makes a layer better than another, the weightiest first.
+
+        Args:
+            numbered: its place in `ran`, and the layer.
+        """
+        number, layer = numbered
+        is_outside = not self.book.of_layer(layer).in_attention
+        runs_once = is_outside and self.ran.count(layer) == 1
         # The target has no gradient at a layer that it does not depend on, such as the
         # head of another task: its map would be black.
-        for choice in choices:
-            depended_on = [layer for layer in choice if layer in self.reached]
-            if depended_on:
-                return depended_on[-1]
-        for choice in choices:
-            if choice:
-                return choice[-1]
-        raise UsageError(
-            "no layer gives maps of the image, which a class activation map lies on",
-            "--layers names one, and --tensor-layout says how to read it; "
-            "`featviz layers MODEL` lists them, with shapes",
-        )
+        return layer in self.reached, is_outside + runs_once, number

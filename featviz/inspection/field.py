@@ -7,7 +7,6 @@ the theoretical field, which counts every pixel that has a path to the unit."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from featviz.hooks.capture import forward, leaves
 from featviz.hooks.eval_mode import in_eval_mode, kept_attributes
 from featviz.hooks.functions import placed, unwatched
 from featviz.inspection.field_picture import FieldTile, drawn_field, drawn_fields
-from featviz.inspection.look import check_files
+from featviz.inspection.look import check_files, in_file_name, model_name
 from featviz.layout import to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.layout.tracing.fields import PixelBox
@@ -187,7 +186,7 @@ def measure_fields(
     weights_notes = {}
     for source in models:
         prepared = prepare(source, samples, run)
-        name = _name_of(source)
+        name = model_name(source)
         weights_notes[name] = prepared.model.weights_note
         result = _measured(prepared, name)
         layers.extend(result.layers)
@@ -215,14 +214,7 @@ def measure_fields(
 
 def picture_name(spec: str) -> str:
     """`field-resnet18.png`."""
-    name = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", Path(spec).name)
-    return safe_name(f"field-{name.replace(':', '-')}.png")
-
-
-def _name_of(model: ModelOptions | LoadedModel) -> str:
-    if isinstance(model, ModelOptions):
-        return Path(model.spec).name
-    return type(model.module).__name__
+    return safe_name(f"field-{in_file_name(Path(spec).name)}.png")
 
 
 def square_side(values: np.ndarray, share: float) -> int:

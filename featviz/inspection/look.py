@@ -69,6 +69,7 @@ from featviz.text import (
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
+"""Stages that are shown at most."""
 ALIKE = 0.9
 """Correlation from which on a map looks like another that is shown already."""
 MOST_BOXES = 20
@@ -232,16 +233,11 @@ def look(
         inputs=options.inputs,
     )
     samples = find_images(images, run)
-    spec = (
-        model.spec if isinstance(model, ModelOptions) else type(model.module).__name__
-    )
-    name = Path(spec).name
+    name = model_name(model)
     out = options.out
     if out is None:
-        short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name)
-        # a colon, as of `net.py:Net`, is not a letter of a file's name on Windows
-        short = short.replace(":", "-")
-        out = Path(safe_name(f"look-{short}-{Path(samples[0].name).stem}.png"))
+        image_stem = Path(samples[0].name).stem
+        out = Path(safe_name(f"look-{in_file_name(name)}-{image_stem}.png"))
     check_files("look", [out], model, samples, options.overwrite)
     prepared = prepare(model, samples, run)
     if len(prepared.samples) > 1:
@@ -255,12 +251,26 @@ def look(
     return result
 
 
+def model_name(model: ModelOptions | LoadedModel) -> str:
+    """The last part of a model's path or name, for pictures; of a module its class."""
+    if isinstance(model, ModelOptions):
+        return Path(model.spec).name
+    return type(model.module).__name__
+
+
+def in_file_name(model_name: str) -> str:
+    """A model's name as a part of a picture's file name: `net-Net` for `net.py:Net`."""
+    name = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", model_name)
+    # no file of Windows has a colon in its name
+    return name.replace(":", "-")
+
+
 def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
     """Show the image to the model, and draw the page of what its layers make of it.
 
     Args:
         name: of the model, for the page.
-        out: the page's file, which the result names; it is written by the caller.
+        out: the page's file, which the result names, and the caller writes.
 
     Raises:
         FeatvizError: no layer gives maps.
@@ -596,16 +606,18 @@ def _rgb(pixels: Bytes) -> Bytes:
 
 
 def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile | None:
-    """An output as a picture; None where it does not show a picture.
+    """An output as a picture: one or three channels are pixels, and scores of a
+    segmentation show the likeliest class, in colours that mean nothing.
 
     Args:
         key: of the tensor in the output, empty for a plain one.
-        output: [1, C, H, W], or of any other shape, which shows no picture.
+        output: a tensor of any shape.
         input_size: height and width of the input.
 
-    One or three channels are pixels: 0..1 as they are, others from the least to the
-    greatest. Scores of a segmentation are the likeliest class, in colours that mean
-    nothing."""
+    Returns:
+        None for a shape other than [1, C, H, W], a small map, features of a layer, and
+        values that are not all finite.
+    """
     shape = tuple(output.shape)
     if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
         return None
@@ -617,18 +629,26 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
     if not (is_pixels or named or shape[2:] == tuple(input_size)):
         return None
     try:
-        numbers = to_floats(output.detach())[0]
+        numbers = to_floats(output)[0]
     except LayoutError:
         return None
     if not numbers.isfinite().all():
         return None
-    if not is_pixels:
-        likeliest = numbers.argmax(0).cpu().numpy()
-        return Tile(f"classes {by(shape)}", class_colors()[likeliest % 256])
-    low, high = float(numbers.min()), float(numbers.max())
+    if is_pixels:
+        return Tile(f"output {by(shape)}", _as_pixels(numbers))
+    likeliest = numbers.argmax(0).cpu().numpy()
+    return Tile(f"classes {by(shape)}", class_colors()[likeliest % 256])
+
+
+def _as_pixels(numbers: Tensor) -> Bytes:
+    """Finite floats [C, H, W] as RGB: 0..1 as they are, others from the least to the
+    greatest."""
+    low = float(numbers.min())
+    high = float(numbers.max())
+    # the output of a network that was trained for 0..1 may go a little beyond
     if low < -0.05 or high > 1.05:
         numbers = (numbers - low) / max(high - low, 1e-30)
-    return Tile(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))
+    return _rgb(to_pixels(numbers.clamp(0, 1)))
 
 
 def _most_telling(
@@ -777,21 +797,8 @@ def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
 
 def page_row(layer: ShownLayer) -> PageRow:
     """A layer's row on the page."""
-    lines = [layer.type, by(layer.shape)]
-    if layer.slice is not None:
-        lines.append(f"middle of {layer.slice[1]} slices")
-    # a map of one pixel has no range of its own: in its own scale each would be grey
-    if not layer.strip and layer.tiles[0].shape[:2] == (1, 1):
-        lines.append("one scale for all")
-    if layer.calls > 1:
-        which = "one" if layer.call else "first"
-        lines.append(f"{which} of {layer.calls} calls")
-    if layer.constant:
-        lines += _constant_lines(layer)
-    if layer.nonfinite:
-        lines.append(f"{layer.nonfinite} NaN or infinite")
-    # the strip of a vector has no room for numbers, so that the largest are named
     titles = [str(channel) for channel in layer.channels]
+    # the strip of numbers has no room for titles: the largest are named above it
     if layer.strip:
         low, high = layer.ranges[0]
         remark = f"largest at {', '.join(titles)}"
@@ -801,11 +808,30 @@ def page_row(layer: ShownLayer) -> PageRow:
     tiles = []
     for title, pixels, span in zip(titles, layer.tiles, layer.ranges, strict=True):
         tiles.append(Tile(title, pixels, note=_span(span)))
-    return PageRow(layer_named(layer.name), lines, tiles, layer.strip)
+    return PageRow(layer_named(layer.name), _remarks(layer), tiles, layer.strip)
+
+
+def _remarks(layer: ShownLayer) -> list[str]:
+    """The lines below a layer's name: its type and shape, and what is particular."""
+    lines = [layer.type, by(layer.shape)]
+    if layer.slice is not None:
+        lines.append(f"middle of {layer.slice[1]} slices")
+    # a map of one pixel has no range of its own: in its own scale each would be grey
+    if not layer.strip and layer.tiles[0].shape[:2] == (1, 1):
+        lines.append("one scale for all")
+    if layer.calls > 1:
+        number = "one" if layer.call else "first"
+        lines.append(f"{number} of {layer.calls} calls")
+    if layer.constant:
+        lines += _constant_lines(layer)
+    if layer.nonfinite:
+        lines.append(f"{layer.nonfinite} NaN or infinite")
+    return lines
 
 
 def _constant_lines(layer: ShownLayer) -> list[str]:
-    """`2 of 16 all zero: 1, 9`, broken where the column of names ends."""
+    """`2 of 16 all zero: 1, 9`, broken where the column of names ends. The layer has a
+    constant map."""
     zeros = len(layer.all_zero)
     adjective = "all zero" if zeros == layer.constant else "constant"
     line = f"{layer.constant} of {layer.maps} {adjective}"
