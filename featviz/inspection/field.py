@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ from featviz.rundir.place import write_file
 from featviz.text import by, counted, layer_named, listed, of_image, safe_name
 
 SHARES = (0.2, 0.3, 0.5, 0.99)
-"""Those of which Ding et al. (RepLKNet, arXiv 2203.06717, table 8) report the sides."""
+"""Shares of a field, whose squares are measured: those that Ding et al. report (RepLKNet,
+arXiv 2203.06717, table 8)."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class LayerField:
     map_size: tuple[int, int]
     """Height and width of the layer's maps."""
     values: np.ndarray = field(repr=False, compare=False)
-    """float64 [H, W] of the input: the mean over images of the absolute gradient of the
-    sum of the unit's channels, summed over the colours."""
+    """float64 [H, W] of the input: the gradient of the sum of the unit's channels at each
+    pixel, as absolute values, summed over the colours; the mean over images."""
     theoretical: PixelBox | None
     """What the unit can see; None where a function on the way cannot be followed, and
     where the unit sees nothing but padding."""
@@ -180,35 +182,30 @@ def measure_fields(
     for spec in options.also:
         base = model if isinstance(model, ModelOptions) else ModelOptions(spec)
         models.append(structs.replace(base, spec=spec, arch=None))
-    layers: list[LayerField] = []
-    skipped: list[Skip] = []
     results = []
     weights_notes = {}
     for source in models:
         prepared = prepare(source, samples, run)
         name = model_name(source)
         weights_notes[name] = prepared.model.weights_note
-        result = _measured(prepared, name)
-        layers.extend(result.layers)
-        skipped.extend(result.skipped)
-        results.append(result)
-    # the same file may fit one model, and fail in another
+        results.append(_measured(prepared, name))
+    # the same file may fit one model, and fail in another: the first reason counts
     failures: dict[str, str] = {}
     for result in reversed(results):
         failures.update(result.failures)
-    result = replace(
-        results[0],
+    result = FieldResult(
+        layers=tuple(chain.from_iterable(result.layers for result in results)),
         # the fewest images that any model's fields are the mean of
         images=min(result.images for result in results),
         failures=failures,
-        layers=tuple(layers),
-        skipped=tuple(skipped),
+        skipped=tuple(chain.from_iterable(result.skipped for result in results)),
         path=options.out,
         cmap=options.cmap,
         weights_notes=weights_notes,
     )
     if options.out is not None:
-        _write(result, options.out)
+        with write_file(options.out) as file:
+            write_pixels(file, np.asarray(result.image), {"Software": "featviz field"})
     return result
 
 
@@ -244,12 +241,6 @@ def square_side(values: np.ndarray, share: float) -> int:
     return 1 + bisect_left(sides, share * table[-1, -1], key=most_held)
 
 
-def _write(result: FieldResult, path: Path) -> None:
-    """Draw the fields of all layers, and write them to a PNG file."""
-    with write_file(path) as file:
-        write_pixels(file, np.asarray(result.image), {"Software": "featviz field"})
-
-
 # Measuring
 
 
@@ -266,11 +257,8 @@ class _MiddleUnit:
 class _Measure:
     """Adds up, image by image, the gradients of the middle units of layers."""
 
-    functions: AbstractContextManager[Any]
-    """To be entered around a pass, so that functions are hooked, too."""
-
     def __init__(self, prepared: Prepared) -> None:
-        """Begin without a sum; `functions` is set by the caller."""
+        """Begin without a sum."""
         self.module = prepared.model.module
         self.device = prepared.model.device
         self.layers = prepared.layers
@@ -284,8 +272,17 @@ class _Measure:
         self.calls: Counter[str] = Counter()
         """How many times each layer was called in the pass under way, by its name."""
 
-    def show(self, jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
-        """Run the model on an image, and go back from each middle unit."""
+    def show(
+        self,
+        functions: AbstractContextManager[Any],
+        jobs: Sequence[ImageJob[ModelInput, None]],
+    ) -> None:
+        """Run the model on an image, and go back from each middle unit.
+
+        Args:
+            functions: entered around the pass, so that functions are hooked, too.
+            jobs: exactly one, whose image was read.
+        """
         image = jobs[0].input
         assert image is not None, "images that cannot be read are not shown"
         args = [arg.to(self.device) for arg in image.args]
@@ -294,26 +291,31 @@ class _Measure:
         self.numbers = {}
         self.calls.clear()
         with kept_attributes(self.module):
-            with self.functions:
+            with functions:
                 # Copies: autograd refuses a model that changes a leaf in place, as one
                 # does whose first layer is an in-place ReLU.
                 forward(self.module, [arg.clone() for arg in inputs])
-            # All units are read from one graph, which has to last. A layer that does not
-            # depend on the first input, the image, has no gradient there.
             for site, number in self.numbers.items():
-                try:
-                    (gradient,) = torch.autograd.grad(
-                        number, inputs[:1], retain_graph=True, allow_unused=True
-                    )
-                # a value was changed in place, or an operator has no derivative
-                except RuntimeError as error:
-                    self.reasons[site] = f"has no gradient: {first_line(error)}"
-                    continue
-                if gradient is not None and not gradient.isfinite().all():
-                    self.reasons[site] = "has a gradient that is NaN or infinite"
-                elif gradient is not None:
-                    sizes = gradient.abs().double().flatten(0, -3).sum(0)
-                    self.units[site].values += sizes.cpu().numpy()
+                self._go_back(site, number, inputs[0])
+
+    def _go_back(self, site: CaptureSite, number: Tensor, image: Tensor) -> None:
+        """Add the gradient of a middle unit's number at the image to the unit's sum, or
+        keep the reason why there is none."""
+        try:
+            # All units are read from one graph, which has to last. A layer that does not
+            # depend on the image has no gradient there.
+            (gradient,) = torch.autograd.grad(
+                number, [image], retain_graph=True, allow_unused=True
+            )
+        # a value was changed in place, or an operator has no derivative
+        except RuntimeError as error:
+            self.reasons[site] = f"has no gradient: {first_line(error)}"
+            return
+        if gradient is not None and not gradient.isfinite().all():
+            self.reasons[site] = "has a gradient that is NaN or infinite"
+        elif gradient is not None:
+            sizes = gradient.abs().double().flatten(0, -3).sum(0)
+            self.units[site].values += sizes.cpu().numpy()
 
     def _follow(self, args: Sequence[Tensor]) -> None:
         """Follow the pixels through a pass on zeros, once.
@@ -386,7 +388,7 @@ class _Measure:
 def _show_all(prepared: Prepared, measure: _Measure) -> dict[str, FeatvizError]:
     """Show all images to the model; the errors of those that failed, by their names."""
     module = prepared.model.module
-    functions = {layer.name for layer in prepared.layers if layer.is_function}
+    names = {layer.name for layer in prepared.layers if layer.is_function}
     errors: dict[str, FeatvizError] = {}
     read = partial(
         read_input,
@@ -400,10 +402,11 @@ def _show_all(prepared: Prepared, measure: _Measure) -> dict[str, FeatvizError]:
             measure.leave,
             layers=[layer for layer in prepared.layers if not layer.is_function],
             # None where no function is selected: to watch them slows down every call
-            functions=(lambda layer: layer.name in functions) if functions else None,
-        ) as measure.functions,
+            functions=(lambda layer: layer.name in names) if names else None,
+        ) as hooked_functions,
     ):
-        for job in visit(prepared.samples, read, measure.show):
+        show = partial(measure.show, hooked_functions)
+        for job in visit(prepared.samples, read, show):
             if job.error is not None:
                 errors[job.sample.name] = job.error
     return errors
@@ -438,17 +441,15 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
                 "has no gradient in its middle: it is zero there in all images, or does"
                 " not depend on the input"
             )
+    skipped = [Skip.of(site, reason) for site, reason in measure.reasons.items()]
     if not fields:
-        reasons = []
-        for site, reason in measure.reasons.items():
-            reasons.append(f"{layer_named(site.layer.label)} {reason}")
-        why = listed(reasons, 3, "; ") or "none gives a tensor"
+        reasons = [f"{layer_named(skip.label)} {skip.reason}" for skip in skipped]
+        reason = listed(reasons, 3, "; ") or "none gives a tensor"
         raise UsageError(
-            f"no layer of {model_name} has a receptive field: {why}",
+            f"no layer of {model_name} has a receptive field: {reason}",
             "--layers names others; `featviz layers MODEL` lists them",
         )
     failures = {image: error.message for image, error in errors.items()}
-    skipped = [Skip.of(site, reason) for site, reason in measure.reasons.items()]
     return FieldResult(tuple(fields), seen, failures, tuple(skipped))
 
 

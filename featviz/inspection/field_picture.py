@@ -17,7 +17,7 @@ of the theoretical field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -210,26 +210,32 @@ def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None
     right = chart.left + chart.width
     bars_end = right - len(tiles[0].numbers) * _NUMBER - 0.1
     inches_per_pixel = (bars_end - zero) / longest
-    y = chart.top + 0.5 * _BAR
-    note = "pixels across the square with this share of the influence; limit: in theory"
-    canvas.write(note, chart.left, y, Letters(8, _SOFT))
-    heads = [f"{100 * share:g} %" for share in sorted(tiles[0].sides)]
-    _draw_numbers(canvas, [*heads, "limit"], right, y)
-    colors = (*reversed(_SHADES), _LINE)
-    for number, color in enumerate(colors):
-        x = right - (len(colors) - number) * _NUMBER
-        canvas.fill(Cell(x + 0.12, y - 0.04, 0.08, 0.08), color)
-    for number, (name, tile) in enumerate(zip(names, tiles, strict=True)):
-        y = chart.top + (number + 1.5) * _BAR
+    _draw_headings(canvas, tiles[0].sides, chart)
+    for row, (name, tile) in enumerate(zip(names, tiles, strict=True), 1):
+        y = chart.top + (row + 0.5) * _BAR
         canvas.write(name, chart.left, y, letters, max_width=column)
         _draw_bars(canvas, tile, zero, y, inches_per_pixel)
         _draw_numbers(canvas, tile.numbers, right, y)
 
 
+def _draw_headings(canvas: Canvas, shares: Collection[float], chart: Cell) -> None:
+    """Draw the first line of the chart: what the numbers are, and above each column its
+    share with the colour of its bars."""
+    y = chart.top + 0.5 * _BAR
+    right = chart.left + chart.width
+    note = "pixels across the square with this share of the influence; limit: in theory"
+    canvas.write(note, chart.left, y, Letters(8, _SOFT))
+    headings = [f"{100 * share:g} %" for share in sorted(shares)]
+    _draw_numbers(canvas, [*headings, "limit"], right, y)
+    for column, color in enumerate((_LINE, *_SHADES), 1):
+        x = right - column * _NUMBER
+        canvas.fill(Cell(x + 0.12, y - 0.04, 0.08, 0.08), color)
+
+
 def _draw_numbers(
     canvas: Canvas, numbers: Sequence[str], right: float, y: float
 ) -> None:
-    """Write numbers in columns that end at `right`, in inches as `y` is."""
+    """Write numbers in columns, the last of which ends at `right`; all in inches."""
     for position, number in enumerate(reversed(numbers)):
         canvas.write(number, right - position * _NUMBER, y, Letters(8, INK), "left")
 
