@@ -119,6 +119,39 @@ def test_tensors_and_statistics_are_the_models_own(
 
 
 @pytest.mark.medium
+def test_numbers_of_a_capture_are_those_of_its_finite_values(image: Tensor) -> None:
+    """Over all channels; what is not finite is counted beside them."""
+
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone()
+            x[0, 0, 0, :3] = torch.tensor([torch.nan, torch.inf, 0])
+            return x
+
+    (maps,) = fv.run(
+        nn.Sequential(Odd()), image, "Odd", tensors=True, normalize="layer", **AS_IT_IS
+    ).captures
+
+    finite = maps.tensor[maps.tensor.isfinite()].double()
+    numbers = (maps.min, maps.max, maps.mean, maps.std)
+    deviation = finite.std(correction=0)
+    expected = (finite.min(), finite.max(), finite.mean(), deviation)
+    np.testing.assert_allclose(numbers, expected, rtol=1e-5, atol=1e-6)
+    assert maps.zero_fraction == pytest.approx(
+        (finite == 0).sum() / maps.tensor.numel()
+    )
+    assert maps.nonfinite == 2
+    assert maps.range == pytest.approx((maps.min, maps.max))
+
+
+@pytest.mark.medium
+def test_each_map_has_a_range_of_its_own(tiny: nn.Module, image: Tensor) -> None:
+    """Then a capture has none."""
+    (maps,) = fv.run(tiny, image, "Conv2d", **AS_IT_IS).captures
+    assert maps.range is None
+
+
+@pytest.mark.medium
 def test_a_capture_says_which_it_is(tiny: nn.Module, image: Tensor) -> None:
     """It has its key, shape, layout and channels; without `tensors` it has no tensor."""
     (maps,) = fv.run(tiny, image, "Conv2d", **AS_IT_IS).captures
@@ -167,6 +200,8 @@ def test_a_result_counts_its_failures(
     for shown in (result, failed):
         assert shown._repr_html_().count("broken.png failed") == 1  # type: ignore[attr-defined]
     assert "failed" not in whole._repr_html_()  # type: ignore[attr-defined]
+    assert repr(failed) == "<ImageResult 'broken.png': failed>"
+    assert repr(whole) == f"<ImageResult {picture.name!r}: 1 picture>"
 
 
 @pytest.mark.medium

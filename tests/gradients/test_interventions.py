@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from conftest import Run
 from gradient_models import FOLDER, SPHERES
 from networks import Net
 from oracle import (
@@ -18,6 +19,7 @@ from oracle import (
     inputs,
     saved,
 )
+from PIL import Image
 from runs import run_json
 from tiles import manifest
 from torch import Tensor, nn
@@ -278,6 +280,52 @@ def test_grad_scale_multiplies_what_flows_back() -> None:
         "zeroed": [],
     }
     assert "effect" not in content
+
+
+OUTPUTS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 2, 1)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return {output}
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("y.abs().clamp(max=0)", "the output changed by at most 0\n"),
+        (
+            "y[y != 0]",
+            "the output cannot be compared: its shape changed, or it is complex,"
+            " sparse or nested\n",
+        ),
+        # of the 128 values of two maps all those of the ablated one are infinite
+        (
+            "1 / y",
+            "the output changed by at most 0, and 64 of its values became NaN or"
+            " infinite, or ceased to be\n",
+        ),
+    ],
+)
+def test_the_command_tells_what_an_ablation_changes(
+    output: str, line: str, featviz: Run
+) -> None:
+    """Nothing, something that is no difference, or values that are no numbers."""
+    Path("net.py").write_text(OUTPUTS.format(output=output))
+    Image.new("RGB", (8, 8), "red").save("red.png")
+    options = ("--layers", "conv", "--ablate", "conv:0", "--preset", "none")
+
+    done = featviz("run", "net.py:Net", "red.png", *options)
+
+    assert done.code == 0
+    assert f"red.png: {line}" in done.err
 
 
 @pytest.mark.medium
