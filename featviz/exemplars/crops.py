@@ -17,7 +17,7 @@ from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError
 from featviz.exemplars.collect import ExemplarSource, TopImages
 from featviz.exemplars.fields import receptive_fields
-from featviz.exemplars.pictures import TILE
+from featviz.exemplars.pictures import TILE, ExemplarTile
 from featviz.layout.tracing.fields import PixelBox, ReceptiveField
 from featviz.options import InputOptions
 from featviz.records import CaptureSite
@@ -30,17 +30,11 @@ _BACKGROUND = "#e3e6ea"
 _FRAME_OUTSIDE = "#1b2129"
 _FRAME_INSIDE = "#ffd400"
 _MIN_FRAME = 6
-# bytes of images that are kept; images beyond are read again for each layer
+"""Pixels of a frame's side at least."""
 _MAX_CACHED_BYTES = 2**28
-# input shapes whose receptive fields are kept
+"""Bytes of images that are kept; images beyond are read again for each layer."""
 _MAX_CACHED_SHAPES = 8
-
-
-class ExemplarTile(NamedTuple):
-    """An exemplar and its picture, RGB, TILE × TILE."""
-
-    exemplar: Exemplar
-    tile: Image.Image
+"""Input shapes whose receptive fields are kept."""
 
 
 class MapPosition(NamedTuple):
@@ -69,19 +63,22 @@ class CropReader:
     inputs: InputOptions
     sources: Sequence[ExemplarSource]
     fields: dict[tuple[int, ...], dict[CaptureSite, ReceptiveField]]
-    """Receptive fields of all sources, by the shape of the input."""
+    """Receptive fields of all sources, by the shape of the input: those that are known
+    before, to which others are added."""
     _cache: dict[int, _SeenImage | None] = field(default_factory=dict)
-    """By number; None for an image that vanished."""
+    """Images that were read, by number; None for one that vanished."""
     _cached_bytes: int = 0
+    """Bytes of all images that were read, kept or not."""
 
     def tiles(
         self, source: ExemplarSource, top: TopImages, channels: Sequence[int]
     ) -> dict[int, list[ExemplarTile]]:
         """The exemplars of some channels, by channel, the best first. The tile of an
-        image that cannot be read again is empty.
+        image that cannot be read again is empty, and the user is warned.
 
         Args:
-            top: the ranking of the source's channels.
+            source: the tensor whose channels these are.
+            top: the ranking of its channels.
             channels: those that are shown. All their tiles are in memory at once.
         """
         empty = Image.new("RGB", (TILE, TILE), _BACKGROUND)
@@ -93,7 +90,7 @@ class CropReader:
             tiles[channel] = [ExemplarTile(exemplar, empty) for exemplar in exemplars]
             for rank, exemplar in enumerate(exemplars):
                 ranks_of_image[exemplar.number].append((channel, rank))
-        for seen in self._read(sorted(ranks_of_image)):
+        for seen in self._seen_images(sorted(ranks_of_image)):
             receptive_field = self._field(source, seen.args)
             for channel, rank in ranks_of_image[seen.number]:
                 exemplar = tiles[channel][rank].exemplar
@@ -103,8 +100,8 @@ class CropReader:
         return tiles
 
     def _exemplars(self, top: TopImages, channel: int) -> list[Exemplar]:
-        """A channel's exemplars, as far as they are known without reading images; none
-        of a channel that is zero in every image."""
+        """A channel's exemplars, the best first, still without `box`, for which images
+        are read again; none of a channel that is zero in every image."""
         exemplars: list[Exemplar] = []
         if top.is_zero[channel]:
             return exemplars
@@ -142,8 +139,9 @@ class CropReader:
             self.fields[shape] = receptive_fields(self.study.model, self.sources, args)
         return self.fields[shape].get(source.site)
 
-    def _read(self, numbers: Sequence[int]) -> Iterator[_SeenImage]:
-        """The images of these numbers that can be read, those in memory first."""
+    def _seen_images(self, numbers: Sequence[int]) -> Iterator[_SeenImage]:
+        """Those of the images of these numbers that can be read, the ones in memory
+        first."""
         for number in numbers:
             seen = self._cache.get(number)
             if seen is not None:
@@ -176,8 +174,8 @@ class CropReader:
 def _exemplar_tile(
     picture: Image.Image, receptive_field: ReceptiveField | None, exemplar: Exemplar
 ) -> ExemplarTile:
-    """Cut an exemplar to what its unit sees, or show the whole image where that is not
-    known.
+    """Cut an exemplar to what its unit sees, which becomes its `box`; show the whole
+    image where that is not known.
 
     Args:
         picture: the image as the model took it, resized and cropped; receptive fields

@@ -87,7 +87,10 @@ def find_exemplars(
         The content of exemplars.json, which stands in `options.out` with the pictures.
 
     Raises:
-        UsageError: no selected layer gives a tensor with channels.
+        UsageError: no selected layer gives a tensor with channels, or none of them has
+            one of `options.channels`.
+        FeatvizError: no image can be shown to the model; and what `run.study.begun`
+            raises.
     """
     with begun(model, images, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
@@ -287,7 +290,7 @@ def _draw_layer(
     """Write the sheet of a tensor, and a picture of each channel that anything excites.
 
     Args:
-        folder: the result's, in which `row.sheet` is a path.
+        folder: the result's, in which `to_draw.row.sheet` is a path.
 
     Returns:
         The tensor's record, with its channels.
@@ -296,43 +299,42 @@ def _draw_layer(
         LayoutError: the tensor has none of the channels of --channels.
     """
     source, top, row, _ = to_draw
-    top_count = top.values.shape[1]
-    chosen = _chosen(options, top)
+    channels = _chosen(options, top)
     warn_of_lacking(options.channels, {row.title: range(len(top.values))})
-    channels = len(chosen)
     # fewer images than --top leave no empty columns
-    tiles_per_channel = max(1, min(top_count, len(reader.study.samples)))
+    count = max(1, min(top.values.shape[1], len(reader.study.samples)))
     label = printable(layer_named(row.title))
-    lines = _sheet_title(
-        to_draw, label, channels, options.rank_by, len(reader.study.seen)
-    )
-    sheet = LayerPicture(lines, channels, tiles_per_channel)
+    images_seen = len(reader.study.seen)
+    title = _sheet_title(to_draw, label, len(channels), options.rank_by, images_seen)
+    _, _, view_note, *_ = title
+    sheet = LayerPicture(title, len(channels), count)
     drawn_channels = []
-    step = max(1, _MAX_TILES // tiles_per_channel)
-    for first in range(0, len(chosen), step):
-        chunk = chosen[first : first + step]
-        for channel, shown in reader.tiles(source, top, chunk).items():
-            exemplars = [exemplar for exemplar, _ in shown]
-            texts = [(exemplar.value, exemplar.image) for exemplar in exemplars]
-            tiles = [tile for _, tile in shown]
+    step = max(1, _MAX_TILES // count)
+    for first in range(0, len(channels), step):
+        tiles_by_channel = reader.tiles(source, top, channels[first : first + step])
+        for channel, tiles in tiles_by_channel.items():
             path = None
             # a channel that no image excites has no picture of its own
-            if exemplars:
+            if tiles:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
-                title = (f"{label}, channel {channel}", lines[2])
-                picture = draw_channel(title, tiles, texts, tiles_per_channel)
-                _save(folder, path, picture)
+                lines = (f"{label}, channel {channel}", view_note)
+                _save(folder, path, draw_channel(lines, tiles, count))
             # a class of which every image failed has no zeros either
             is_zero = bool(top.is_zero[channel] and top.values[channel, 0] == 0)
-            drawn_row = sheet.add_row(channel, tiles, texts, is_zero=is_zero)
-            drawn_channels.append(ExemplarChannel(channel, path, exemplars, drawn_row))
+            sheet_row = sheet.add_row(channel, tiles, is_zero=is_zero)
+            exemplars = [exemplar for exemplar, _ in tiles]
+            drawn_channels.append(ExemplarChannel(channel, path, exemplars, sheet_row))
     _save(folder, row.sheet, sheet.image)
     return replace(row, channels=drawn_channels)
 
 
 def _chosen(options: ExemplarOptions, top: TopImages) -> list[int]:
-    """The channels whose pictures are drawn, ranked by the value of their best image:
-    how much they vary over all images is not kept."""
+    """The channels that `--channels` chooses. Its rankings, `varied` too, are by the
+    value of the best image: how much a channel varies over images is not kept.
+
+    Raises:
+        LayoutError: the tensor has none of the channels that are named.
+    """
     candidates = range(len(top.values))
     if options.channels is None:
         return list(candidates)
@@ -344,11 +346,11 @@ def _sheet_title(
     to_draw: _Sheet, label: str, channels: int, rank_by: str, images_seen: int
 ) -> list[str]:
     """What a sheet says above its tiles: the layer, what was ranked, what a unit sees,
-    what frames mean, and where images are named.
+    what frames mean (if there can be any), and where channels are shown larger.
 
     Args:
         label: of the tensor, printable.
-        channels: how many are on the sheet.
+        channels: how many are drawn.
         rank_by: `max` or `mean`.
         images_seen: how many were ranked.
     """
@@ -384,6 +386,7 @@ def _sheet_title(
 
 
 def _save(folder: Folder, path: str, picture: Image.Image) -> None:
+    """Write an RGB picture as PNG under a path in a folder."""
     with folder.write(path) as file:
         # not by Pillow, which takes ten times as long
         write_pixels(file, np.asarray(picture), repeats=True)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from featviz.drawing import sheet
 from featviz.drawing.sheet import Caption, Cell, PixelCanvas, TileGrid
+from featviz.rundir.studies import Exemplar
 
 TILE = 128
 """Pixels of a tile's edge in the picture of a channel."""
@@ -35,6 +36,13 @@ _MOST_SHOWN = 40
 _FAINT: sheet.Color = (80, 89, 100)
 
 
+class ExemplarTile(NamedTuple):
+    """An exemplar and its picture, RGB, TILE × TILE."""
+
+    exemplar: Exemplar
+    picture: Image.Image
+
+
 def tile_grid(count: int) -> TileGrid:
     """Where the tiles lie in the picture of a channel, in pixels.
 
@@ -49,38 +57,30 @@ def tile_grid(count: int) -> TileGrid:
 
 
 def draw_channel(
-    title: Sequence[str],
-    tiles: Sequence[Image.Image],
-    texts: Sequence[tuple[float, str]],
-    count: int,
+    title: Sequence[str], tiles: Sequence[ExemplarTile], count: int
 ) -> Image.Image:
-    """A channel's tiles, the best first, each above its value and the name of its
-    image.
+    """A channel's tiles, each above its value and the name of its image, RGB.
 
     Args:
         title: two lines.
-        tiles: RGB, TILE × TILE.
-        texts: value and image of each tile.
+        tiles: the best first, at most `count`.
         count: tiles that there is room for: all channels of a layer get pictures of one
             size, as they stand beside each other in a viewer.
-
-    Returns:
-        RGB.
     """
     grid = tile_grid(count)
     last = grid.cell(count - 1)
     width = max(grid.columns * (TILE + _GAP), 2 * (TILE + _GAP)) + _GAP
     canvas = PixelCanvas(width, round(last.top + TILE + _CAPTION + _GAP), _TEXT)
-    for number, (line, color) in enumerate(
-        zip(title, (sheet.INK, _FAINT), strict=True)
-    ):
+    for number, line in enumerate(title):
         line = sheet.begin_of(line, _TEXT, width - 2 * _GAP)
+        color = _FAINT if number else sheet.INK
         canvas.write(line, _GAP, _GAP + number * _LINE, color)
-    for rank, (tile, (value, image)) in enumerate(zip(tiles, texts, strict=True)):
+    for rank, (exemplar, picture) in enumerate(tiles):
         cell = grid.cell(rank)
-        canvas.paste(tile, cell)
-        name = sheet.end_of(image, _TEXT, TILE)
-        canvas.caption(cell, [Caption(f"{value:.4g}"), Caption(name, _FAINT)])
+        canvas.paste(picture, cell)
+        value = Caption(f"{exemplar.value:.4g}")
+        name = sheet.end_of(exemplar.image, _TEXT, TILE)
+        canvas.caption(cell, [value, Caption(name, _FAINT)])
     return canvas.image
 
 
@@ -116,9 +116,10 @@ class LayerPicture:
         """Begin the picture of a layer.
 
         Args:
-            title: the lines above the tiles; another says what has no room.
-            channels: how many will be added, at least 1.
-            count: of images of each channel, at least 1.
+            title: the lines above the tiles. A further line is added where something has
+                no room.
+            channels: how many `add_row` will add, at least 1.
+            count: the most images that a channel has, at least 1.
         """
         self._row = _fitting_row(channels, count)
         area = self._row.width * self._row.height
@@ -162,19 +163,20 @@ class LayerPicture:
     def add_row(
         self,
         channel: int,
-        tiles: Sequence[Image.Image],
-        texts: Sequence[tuple[float, str]],
+        tiles: Sequence[ExemplarTile],
         *,
         is_zero: bool = False,
     ) -> list[int] | None:
-        """Draw the row of a channel, and return where its tiles are: left, top, width
-        and height. Beyond the channels that have room, nothing is drawn.
+        """Draw the next row, that of a channel.
 
         Args:
             channel: its index, for its name.
-            tiles: RGB, the best first; those that have no room are left out.
-            texts: value and image of each tile; none where the channel has no exemplar.
-            is_zero: whether it has none because it is zero in every image.
+            tiles: the best first; those that have no room are left out.
+            is_zero: whether there are none because the channel is zero in every image.
+
+        Returns:
+            Where its tiles are, in pixels: left, top, width and height. None where the
+            channel has no room, and nothing is drawn.
         """
         if self._drawn == self._channels:
             return None
@@ -188,20 +190,20 @@ class LayerPicture:
         note = ""
         if is_zero:
             note = "zero in all images"
-        elif not texts:
+        elif not tiles:
             note = "no finite value"
         # a channel that is saturated, say, ranks its images by nothing
-        elif len(texts) > 1 and texts[0][0] == texts[-1][0]:
+        elif len(tiles) > 1 and tiles[0].exemplar.value == tiles[-1].exemplar.value:
             note = "all equal"
         self._canvas.write(note, cell.left, cell.top + (size + _LINE) // 2, _FAINT)
         left = x = round(cell.left) + _LABEL
-        shown = texts[: self._row.images]
-        for tile, (value, image) in zip(tiles, shown, strict=False):
-            small = tile.resize((size, size), Image.Resampling.BOX)
+        for exemplar, picture in tiles[: self._row.images]:
+            small = picture.resize((size, size), Image.Resampling.BOX)
             spot = self._canvas.paste(small, Cell(x, cell.top, size, size))
+            value = Caption(f"{exemplar.value:.3g}")
             # without its ending: there is room for a few letters
-            name = sheet.end_of(PurePosixPath(image).stem, _TEXT, size)
-            self._canvas.caption(spot, [Caption(f"{value:.3g}"), Caption(name, _FAINT)])
+            name = sheet.end_of(PurePosixPath(exemplar.image).stem, _TEXT, size)
+            self._canvas.caption(spot, [value, Caption(name, _FAINT)])
             x += size + BETWEEN
         return [left, round(cell.top), max(0, x - left - BETWEEN), size]
 

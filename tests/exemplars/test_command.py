@@ -19,7 +19,7 @@ from featviz.exemplars.collect import ExemplarSource
 from featviz.exemplars.crops import MapPosition, cut
 from featviz.exemplars.exemplars import class_names, find_exemplars
 from featviz.exemplars.fields import is_map_of_input
-from featviz.exemplars.pictures import TILE
+from featviz.exemplars.pictures import TILE, ExemplarTile
 from featviz.files.urls import Url
 from featviz.layout.tracing.fields import PixelBox
 from featviz.models.load import adopt
@@ -27,10 +27,19 @@ from featviz.options import InputOptions
 from featviz.options.commands import ExemplarOptions
 from featviz.records import CaptureSite, Layer, Sample
 from featviz.run import workers
+from featviz.rundir.studies import Exemplar
 
 from .conftest import PLAIN, draw
 
 pytestmark = pytest.mark.medium
+
+
+def exemplar_tile(
+    value: float, name: str = "a.png", color: Any = (0, 0, 0)
+) -> ExemplarTile:
+    """A tile of one colour."""
+    exemplar = Exemplar(name, 0, value, place=None, map=None, box=None)
+    return ExemplarTile(exemplar, Image.new("RGB", (TILE, TILE), color))
 
 
 @pytest.fixture
@@ -208,10 +217,10 @@ def test_a_sheet_stays_viewable(
     """Tiles shrink first, then fewer of each channel are shown, then fewer channels."""
     # the limit itself would take pictures of 64 megapixels
     monkeypatch.setattr(pictures, "_MOST_PIXELS", 300_000)
-    tiles = [Image.new("RGB", (128, 128), "#abcdef")] * count
+    tiles = [exemplar_tile(1.0, color="#abcdef")] * count
     picture = pictures.LayerPicture(["title"], channels, count)
     for channel in range(channels):
-        picture.add_row(channel, tiles, [(1.0, "a.png")] * count)
+        picture.add_row(channel, tiles)
     colored = of_colour(np.asarray(picture.image), (0xAB, 0xCD, 0xEF))
     assert len(colored) == rows * shown * tile * tile
 
@@ -325,9 +334,7 @@ def test_images_that_a_channel_ranks_by_nothing_are_told() -> None:
     def letters(*values: float, is_zero: bool = False) -> int:
         """Pixels of the column of names that are not background."""
         picture = pictures.LayerPicture(["title"], 1, 2)
-        tiles = [Image.new("RGB", (TILE, TILE))] * len(values)
-        texts = [(value, "a.png") for value in values]
-        picture.add_row(0, tiles, texts, is_zero=is_zero)
+        picture.add_row(0, [*map(exemplar_tile, values)], is_zero=is_zero)
         names = np.asarray(picture.image)[:, :96]
         return int((names != names[0, 0]).any(2).sum())
 
@@ -344,8 +351,7 @@ def test_a_sheet_names_the_image_of_each_tile() -> None:
 
     def below(name: str) -> np.ndarray:
         picture = pictures.LayerPicture(["title"], 1, 1)
-        tile = Image.new("RGB", (TILE, TILE))
-        left, top, width, height = picture.add_row(0, [tile], [(0.5, name)])
+        left, top, width, height = picture.add_row(0, [exemplar_tile(0.5, name)])
         return np.asarray(picture.image)[top + height :, left : left + width]
 
     assert (below("cat.jpg") == below("cat.png")).all()
@@ -360,7 +366,7 @@ def test_channels_of_a_sheet_run_down_and_then_across() -> None:
     colors = {0: (255, 0, 0), 1: (0, 255, 0), 3: (0, 0, 255)}
     for channel in range(6):
         color = colors.get(channel, (200, 200, 200))
-        picture.add_row(channel, [Image.new("RGB", (TILE, TILE), color)], [(0.5, "a")])
+        picture.add_row(channel, [exemplar_tile(0.5, color=color)])
     pixels = np.asarray(picture.image)
     first, second, fourth = (
         np.argwhere((pixels == color).all(axis=2))[0] for color in colors.values()
