@@ -25,10 +25,10 @@ from featviz.run.study import Batch
 
 RankBy = Literal["max", "mean"]
 
-# the number of an image where there is none: of equal values it comes last
 _NO_IMAGE = 2**62
-# input shapes whose hints are kept at a time
+"""The number of an image where there is none: of equal values it comes last."""
 _MAX_BOOKS = 8
+"""Input shapes whose hints are kept, besides that of the first image."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,29 @@ class ExemplarSource:
 
     site: CaptureSite
     layout: str
+    """A name of LAYOUTS."""
     shape: tuple[int, ...]
     """The tensor's shape for the first image."""
     channels: int
+    """How many channels its maps have."""
 
 
 class Strongest(NamedTuple):
-    """What one image gives in each of C channels."""
+    """The value with which an image is ranked in each of C channels."""
 
     values: Floats
-    """[C]: the value that ranks the image."""
+    """[C]; NaN or -inf where the channel has no finite value."""
     positions: Integers
     """[C, 4]: row and column of the value in the map, rows and columns of the map; -1
-    where the tensor is not a map of the input, or the whole map counts."""
+    where the whole map counts, where the tensor is not a map of the input, and where it
+    has several slices."""
     is_zero: np.ndarray
     """bool [C]: whether the whole map is zero."""
 
 
 class TopImages(NamedTuple):
-    """The best K images of C channels, the best first; of equal values the earlier
-    image first."""
+    """The best K images of C channels so far, the best first; of equal values the
+    earlier image first."""
 
     values: Floats
     """[C, K]; -inf where there is no image."""
@@ -78,14 +81,12 @@ class TopImages(NamedTuple):
         )
 
     def with_image(self, image: int, strongest: Strongest) -> TopImages:
-        """Rank one image more. A channel whose value is not finite does not take it.
+        """The ranking with one image more; not in channels whose value of it is not
+        finite.
 
         Args:
             image: its number among the samples, above those of all before.
-            strongest: what it gives in all C channels.
-
-        Returns:
-            The new ranking.
+            strongest: its values in all C channels.
         """
         finite = np.isfinite(strongest.values)
         new_values = np.where(finite, strongest.values, np.float32(-np.inf))
@@ -110,7 +111,7 @@ class TopImages(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """What an image gives at a tensor, until the model is through with its batch."""
+    """An image's values at a tensor, until the model is through with its batch."""
 
     image: int
     site: CaptureSite
@@ -127,8 +128,9 @@ class TakenOfBatch(NamedTuple):
 class ExemplarCollector:
     """Ranks the images that excite each channel most, for each class apart.
 
-    `Study.show` calls `begin` before a batch, `taken` after it, and `add` with what was
-    taken; in between, hooks hand tensors to `take`. Of an image that failed, nothing
+    First `recorder` is set, the one whose hooks call `take`. Then, for each batch,
+    `Study.show` calls `begin`, runs the model, whose hooks hand tensors to `take`, and
+    calls `taken`, and `add` with what that gave. Of an image that failed, nothing
     stays."""
 
     is_large = False
@@ -146,16 +148,18 @@ class ExemplarCollector:
         """Run the model once, to learn which tensors have channels.
 
         Args:
+            layers: those whose tensors are ranked.
             blank: the model's arguments for the first image's shape, [1, C, H, W] each.
+            rank_by: the largest value of an image's map, or its mean.
             top: how many images are kept for each channel.
             classes: the class of each sample; None for all where classes are not told
                 apart.
         """
         self.sources: dict[CaptureSite, ExemplarSource] = {}
         self.skipped: dict[str, str] = {}
-        """Reasons by layer, for layers without channels."""
+        """Why calls of layers are not ranked, by the layer's label and the call."""
         self.recorder: Recorder | None = None
-        """The recorder whose hooks call `take`."""
+        """The recorder whose hooks call `take`; set before the first batch."""
         self._model = model
         self._first_book = HintBook(model.module, blank[0].shape)
         self._book = self._first_book
@@ -163,6 +167,7 @@ class ExemplarCollector:
         self._rank_by = rank_by
         self._classes = classes
         self._batch = Batch((), [])
+        """The batch that goes through the model; empty where `take` takes nothing."""
         self._candidates: list[_Candidate] = []
         with (
             in_eval_mode(model.module),
@@ -182,10 +187,11 @@ class ExemplarCollector:
                 )
 
     def _add_sources(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the first pass: note which tensors have channels, and how many.
+        """The sink of the first pass: add a tensor, and parts of it such as a class token,
+        to `sources`.
 
         Raises:
-            LayoutError: the tensor has none, which the recorder notes as the reason why
+            LayoutError: it has no channels, which the recorder notes as the reason why
                 its layer is skipped.
         """
         for key, maps in to_maps(tensor, self._book.of_tensor(site, tensor)).items():
@@ -208,10 +214,10 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch, and forget the candidates of an earlier one that failed. For the
-        first batch of each input shape, an image may go through the model once more, to
-        follow where its values lie."""
-        self._batch = Batch((), [])  # so that `take` takes nothing in that pass
+        """Start a batch, and forget the candidates of the one before, which may have
+        failed. For the first batch of each input shape, an image may go through the
+        model once more, to follow where its values lie."""
+        self._batch = Batch((), [])  # `take` takes nothing in that pass
         self._candidates = []
         self._book = self._book_of(batch)
         self._batch = batch
@@ -220,7 +226,7 @@ class ExemplarCollector:
             self.recorder.skipped.clear()
 
     def _book_of(self, batch: Batch) -> HintBook:
-        """The hints for inputs of the batch's shape."""
+        """The hints for inputs of the batch's shape, made anew where none are kept."""
         module = self._model.module
         shape = (1, *batch.inputs[0].shape[1:])
         if shape in self._books:
@@ -253,10 +259,12 @@ class ExemplarCollector:
         self._note_skipped(taken.skipped)
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks: keep what each image of the batch gives at a tensor.
+        """The sink of the hooks: keep the values of each image of the batch at a tensor,
+        as candidates.
 
         Args:
-            tensor: of the whole batch; only numbers of it outlive the hook.
+            tensor: of the whole batch; only six numbers of each channel and image
+                outlive the hook.
 
         Raises:
             LayoutError: the tensor cannot be divided among the images of the batch, or
@@ -285,7 +293,8 @@ class ExemplarCollector:
         images.
 
         Raises:
-            LayoutError: it counts something else, or what it counts is unknown.
+            LayoutError: there are several images, and it counts something else, or what
+                it counts is unknown.
         """
         images = len(self._batch.images)
         if images == 1:
@@ -305,15 +314,12 @@ class ExemplarCollector:
 
 
 def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
-    """The finite value that ranks an image in each channel, and its position; -inf or
-    NaN where a channel has no finite value.
+    """The value that ranks an image in each channel, and its position. Only finite
+    values count.
 
     Args:
-        maps: those of one image, [C, S, H, W].
+        maps: those of one image, [C, S, H, W], on any device.
         rank_by: `max`, or `mean` of the whole map, which has no position.
-
-    Returns:
-        Of all C channels, on the CPU.
     """
     flat = maps.data.flatten(1)
     positions = np.full((len(flat), 4), -1)
