@@ -54,8 +54,8 @@ _MARKED = {grid.NONE: "", grid.ZERO: " (all zero)", grid.CONSTANT: " (constant)"
 
 
 def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
-    """The first maps of a picture in the colours of a figure, a channel's slices side
-    by side."""
+    """The first maps of a picture in the colours of a figure, a tile for each channel
+    with its slices side by side; of a strip, and of reduced channels, the only one."""
     colors = colormap.ramp(cmap)
     palette = picture.palette
     slices = picture.plan.tile_count if picture.strip else picture.slices[0]
@@ -63,8 +63,10 @@ def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
     for number, title in enumerate(_figure_titles(picture)):
         first = number * slices
         pixels = picture.tiles[first : first + slices]
-        at = first if len(picture.limits.low) > 1 else 0
-        low, high = np.nan_to_num([picture.limits.low[at], picture.limits.high[at]])
+        # tiles have limits of their own, or share them
+        index = first if len(picture.limits.low) > 1 else 0
+        ends = [picture.limits.low[index], picture.limits.high[index]]
+        low, high = np.nan_to_num(ends)
         if pixels.ndim == 3:
             # levels; a constant has the colour in the middle of its scale
             shades = np.full(pixels.shape, 128)
@@ -80,7 +82,7 @@ def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
 
 
 def _figure_titles(picture: GridPicture) -> list[str]:
-    """What stands above each tile of a figure."""
+    """What stands above each tile of a figure, at most FIRST."""
     if picture.strip:
         description = (
             "numbers" if picture.constant is None else "constant maps, a value each"
@@ -173,8 +175,9 @@ def write_figure(
 
 
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
-    """Draw a tile in the middle of a cell, its title above it, and on its right a colour
-    bar. Pixels are squares where they are large enough to be seen."""
+    """Draw a tile in the middle of a cell, its title above it, and on its right, if it
+    has limits, a colour bar in `colors` with the note beside it. Pixels are squares
+    where they are large enough to be seen."""
     spot, share = cell.fitted(tile.pixels)
     rows, columns = tile.pixels.shape[:2]
     # a strip of numbers would else be a line of a pixel
@@ -203,7 +206,12 @@ def draw_color_bar(
     canvas: Canvas, bar: Cell, limits: tuple[float, float], colors: Bytes
 ) -> None:
     """Draw an upright colour bar with ticks; above its left end stands the factor
-    of their numbers, if there is one."""
+    of their numbers, if there is one.
+
+    Args:
+        limits: the values at its lower and its upper end.
+        colors: uint8 [levels, 3], from the lower end on.
+    """
     scale = ticks(*limits)
     low, high = scale.limits
     canvas.paste(colors[::-1, None], bar)
@@ -232,7 +240,7 @@ class Ticks(NamedTuple):
 
 
 def ticks(low: float, high: float) -> Ticks:
-    """The ticks between `low` and `high` that matplotlib would put at an axis: at round
+    """The ticks that matplotlib would put at an axis from `low` to `high`: at round
     numbers."""
     if not high > low:
         low, high = low - 0.5, low + 0.5
@@ -402,7 +410,8 @@ def _lay_out(page: Page) -> _Layout:
     width = max(width, _NARROWEST_PAGE)
     picture = _picture_size(page, width - 2 * _MARGIN)
     of_maps = [row for row in page.rows if not row.strip]
-    shortest = max([_row_height(row, tile, lines=1) for row in of_maps], default=0.0)
+    # no row of maps is lower than the longest label needs
+    lowest = max([_row_height(row, tile, lines=1) for row in of_maps], default=0.0)
     top = _MARGIN + _TITLE + _CAPTION + picture.height + 2 * _BETWEEN
     tops = []
     for row in page.rows:
@@ -410,7 +419,7 @@ def _lay_out(page: Page) -> _Layout:
         lines = ceil(len(row.tiles) / _COLUMNS)
         height = _row_height(row, tile, lines)
         if not row.strip:
-            height = max(height, shortest)
+            height = max(height, lowest)
         top += height + _NUMBERS + _BETWEEN
     return _Layout(width, top + _KEY + _MARGIN / 2, tile, picture, tops)
 
@@ -427,6 +436,7 @@ def _tile_size(page: Page) -> _Size:
 def _picture_size(page: Page, width: float) -> _Size:
     """The size of the input or the output at most, on a page of this width without its
     margins. A prediction takes more room than remarks."""
+    # the caption above them takes no room either
     if not page.pictures:
         return _Size(0, -_CAPTION)
     share = 0.45 if page.bars else 0.65
@@ -438,7 +448,12 @@ def _picture_size(page: Page, width: float) -> _Size:
 
 
 def _row_height(row: PageRow, tile: _Size, lines: int) -> float:
-    """Inches from the top of a row to the numbers below its last line of tiles."""
+    """Inches from the top of a row to the numbers below its last line of tiles; at least
+    the height of its label.
+
+    Args:
+        lines: of tiles.
+    """
     label_height = (len(_name_lines(row.name)) + len(row.lines)) * _LEADING
     if row.strip:
         return max(_STRIP, label_height)
@@ -446,7 +461,8 @@ def _row_height(row: PageRow, tile: _Size, lines: int) -> float:
 
 
 def _name_lines(name: str) -> list[str]:
-    """A layer's name, broken behind dots and underscores, a very long one shortened."""
+    """A layer's name as lines, broken behind dots, slashes and underscores; of a very
+    long one the first line and the last."""
     lines = [""]
     for part in re.findall(r"[^./_]*[./_]|[^./_]+", printable(name)):
         if lines[-1] and len(lines[-1] + part) > _NAME_LETTERS:
@@ -456,8 +472,7 @@ def _name_lines(name: str) -> list[str]:
 
 
 def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> None:
-    """Draw the top of the page of `look`: titles, the input, and what the model made of
-    it.
+    """Draw the top of the page: titles, pictures, bars or remarks, and a line below.
 
     Args:
         colors: the colormap, uint8 [levels, 3], from which the bars of the prediction
@@ -524,7 +539,7 @@ def _draw_prediction(
 
 
 def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
-    """Draw a layer's name and tiles."""
+    """Draw a layer's name, the lines below it, and its tiles with titles and notes."""
     lines = [(line, Letters(10.0, INK, bold=True)) for line in _name_lines(row.name)]
     lines += [(line, Letters(8.5, _SOFT)) for line in row.lines]
     middle = tiles.top + tiles.height / 2
@@ -552,8 +567,8 @@ def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:
-    """Width and height in inches of a picture that fills a rectangle in one direction,
-    in whole pixels of the page."""
+    """Width and height in inches of a picture that fills a rectangle of `width` and
+    `height` inches in one direction, cut to whole pixels of the page."""
     share = min(width / pixels.shape[1], height / pixels.shape[0])
     return _whole(pixels.shape[1] * share), _whole(pixels.shape[0] * share)
 
