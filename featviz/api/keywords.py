@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.drawing.normalize import in_full
+from featviz.drawing.normalize import with_tables
 from featviz.errors import FeatvizError, UsageError
 from featviz.hooks.eval_mode import uncompiled
 from featviz.images import arrays
@@ -83,7 +83,7 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
         for name, option in every_option(*records).items():
             if name not in (*but, *NOT_IN_PYTHON):
                 lines.append(
-                    f"        {name}: {in_full(option.help)}\n".replace("\f", "")
+                    f"        {name}: {with_tables(option.help)}\n".replace("\f", "")
                 )
                 keyword = inspect.Parameter(
                     name,

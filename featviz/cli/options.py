@@ -23,7 +23,7 @@ from msgspec import NODEFAULT, Struct
 
 from featviz.cli import mistakes
 from featviz.cli.config import read_config
-from featviz.drawing.normalize import in_full
+from featviz.drawing.normalize import with_tables
 from featviz.files import check_exists
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.models.sources import MODEL_HELP
@@ -367,7 +367,7 @@ def click_option(option: Option) -> ClickOption:
         flags[-1] += f"/--no-{option.name}"
         settings["default"] = option.default
     return ClickOption(
-        in_full(option.help),
+        with_tables(option.help),
         *flags,
         option.name,
         group=option.group,

@@ -25,12 +25,12 @@ def check_format(format: str) -> None:
         UsageError: the format is `mp4`, and the package av is not installed.
     """
     if format == "mp4":
-        _library()
+        _import_av()
 
 
-def _library() -> Any:
-    """Import PyAV, which also reads videos for featviz: another writer, such as
-    imageio-ffmpeg, would bring a second FFmpeg of 30 MB.
+def _import_av() -> Any:
+    """PyAV, which also reads videos for featviz: another writer, such as imageio-ffmpeg,
+    would bring a second FFmpeg of 30 MB.
 
     Raises:
         UsageError: it is not installed.
@@ -50,8 +50,8 @@ def write_animation(
     """Write frames to an open file. Players repeat them for ever, unless it is an MP4.
 
     Args:
-        frames: uint8 [H, W, 3], all of one size.
-        format: one of FORMATS.
+        frames: uint8 [H, W, 3] each, at least one, all of one size.
+        format: one of FORMATS, which `check_format` has let pass.
         fps: frames in a second, above 0.
     """
     if format == "mp4":
@@ -59,15 +59,20 @@ def write_animation(
         return
     pictures = map(Image.fromarray, frames)
     first = next(pictures)
-    settings = {"duration": round(1000 / fps), "loop": 0}
-    if format == "webp":
-        settings["quality"] = 90
-    first.save(file, format, save_all=True, append_images=pictures, **settings)
+    first.save(
+        file,
+        format,
+        save_all=True,
+        append_images=pictures,
+        duration=round(1000 / fps),  # milliseconds
+        loop=0,  # for ever
+        quality=90,  # of WebP
+    )
 
 
 def _write_video(frames: Iterable[Bytes], file: BinaryIO, fps: float) -> None:
     """Write frames uint8 [H, W, 3] of one size as MP4, at `fps` frames in a second."""
-    av = _library()
+    av = _import_av()
     with av.open(file, "w", format="mp4") as container:
         # encoders count time in fractions: 12.5 frames a second are 25 / 2
         rate = Fraction(fps).limit_denominator(1000)

@@ -1,4 +1,4 @@
-"""The one chooser of channels: those that are named, or the first of a ranking."""
+"""What `--channels` chooses: the channels that are named, or the first of a ranking."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def choose_channels(
     """Choose channels of a tensor.
 
     Args:
-        text: a value of `--channels`.
-        candidates: the channels that there are to choose from.
+        text: a value of `--channels`, such as `3,12-20` or `top:8`.
+        candidates: the channels that there are to choose from, in rising order.
         means: of each channel of the tensor, [C]; by these `top` ranks.
         deviations: of each channel, [C], without the border that padding makes; by
             these `varied` ranks.
 
     Returns:
-        Channels that are named in the order of the text, those of a ranking the largest
-        first, others in their own order. Of equal ones the earlier comes first; those
-        without a finite value come last. A name that is not a candidate is left out.
+        Channels that are named, in the order of the text and without those that are not
+        candidates; those of a ranking, the largest first; others in the order of
+        `candidates`. Of equal ones the earlier comes first; those without a finite value
+        come last.
 
     Raises:
         LayoutError: none of the channels that are named is there.
@@ -60,8 +61,8 @@ def choose_channels(
 def warn_of_lacking(
     text: str | None, candidates: Mapping[str, Collection[int]]
 ) -> None:
-    """Warn of channels that are named, and that layers lack of which others are drawn:
-    what has none of them is skipped with a reason of its own.
+    """Warn of channels that are named, and that a layer lacks. A layer that lacks all of
+    them is not warned of: it is skipped, with a reason of its own.
 
     Args:
         text: a value of `--channels`; None names none.
@@ -80,7 +81,8 @@ def warn_of_lacking(
 
 
 def count_chosen(text: str | None, channels: int) -> int:
-    """How many of `channels` channels a value of `--channels` chooses; None means all."""
+    """How many of `channels` channels, from 0 on, a value of `--channels` chooses; None
+    chooses all."""
     if text is None:
         return channels
     choice = channel_choice(text)

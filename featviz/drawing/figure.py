@@ -65,17 +65,17 @@ class TableRow:
     block: str = ""
     """The name that stands beside this row and its neighbours of the same block."""
     captions: Sequence[str] = ()
-    """Below each tile, up to the last one that is not None; empty where no tile has one.
-    """
+    """What stands below each tile; behind the last tile that is not None they may end.
+    Empty where no tile has one."""
     numbers: Sequence[str] = ()
-    """What `run --labels` wrote into the corner of each tile, up to the last one that is
-    not None; empty where no tile has a number."""
+    """What `run --labels` wrote into the corner of each tile, as long as `captions`;
+    empty where no tile has a number."""
     is_input: bool = False
     """Whether its tiles are what the model saw."""
 
 
 class ColorScale(NamedTuple):
-    """The values that all tiles of a table share."""
+    """The values that the colours of all tiles of a table stand for."""
 
     cmap: str
     low: float
@@ -123,8 +123,8 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
 
     Args:
         table: with at least one row and one tile.
-        width: of the figure in centimetres; None enlarges the tiles by a whole factor
-            until they can be seen.
+        width: of the figure in centimetres; None enlarges small tiles by a whole factor
+            until they can be seen, and shrinks large ones.
 
     Raises:
         UsageError: the columns have no room in this width.
@@ -157,7 +157,8 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
 
 
 def _left_edge(table: TileTable) -> float:
-    """Inches from the edge of the paper to the first column: names stand there."""
+    """Inches from the left edge of the paper to the first column: the names of rows and
+    blocks stand there."""
     ruler = Canvas(1, 1)
     labels = max(ruler.width(row.label, _LETTERS) for row in table.rows)
     left = _MARGIN
@@ -169,7 +170,8 @@ def _left_edge(table: TileTable) -> float:
 
 
 def _upper_edge(table: TileTable) -> float:
-    """Inches from the edge of the paper to the first row: title and heads stand there."""
+    """Inches from the upper edge of the paper to the first row: title and heads stand
+    there."""
     top = _MARGIN
     if table.title:
         top += _TITLE
@@ -179,16 +181,18 @@ def _upper_edge(table: TileTable) -> float:
 
 
 def _whole_pixels(inches: float) -> float:
-    """Where tiles may begin: within a pixel, their squares would be of two sizes."""
+    """Inches rounded up to a whole pixel at DPI: from within a pixel on, the squares of
+    a tile would be of two sizes."""
     return ceil(inches * DPI) / DPI
 
 
 def _free_width(width: float, taken: float, columns: int) -> float:
-    """Inches for the tiles of a row.
+    """Inches for the tiles of a row together.
 
     Args:
         width: of the figure, in centimetres.
         taken: inches on both sides of the columns.
+        columns: how many there are.
 
     Raises:
         UsageError: the columns would be too narrow.
@@ -215,8 +219,9 @@ def _note_lines(note: str, width: float) -> list[str]:
 
 
 def _aspects(table: TileTable) -> list[float]:
-    """Width by height of the tallest tile of each column. Strips of numbers, or of many
-    slices, count only where there is nothing else."""
+    """Width divided by height of the tallest tile of each column. Strips of numbers, or
+    of many slices, count only where no column has anything else. A column without a tile
+    that counts is as the tallest tile of all."""
     columns = []
     for tiles in zip(*[row.tiles for row in table.rows], strict=True):
         columns.append(
@@ -234,13 +239,14 @@ def _aspects(table: TileTable) -> list[float]:
 
 
 def _natural_height(table: TileTable, aspects: Sequence[float]) -> float:
-    """Inches of a cell by the pixels of the widest map. What the model saw, which stands
-    in the first row, may be many times as large, and is made smaller.
+    """Inches that a tile is high where no width is asked for: the widest map gets
+    between _SMALLEST_CELL and _LARGEST_CELL pixels. What the model saw may be many times
+    as large as maps, and does not count.
 
     Args:
-        aspects: width by height of each column.
+        aspects: width divided by height of each column.
     """
-    # of a single row the first tile is what the model saw
+    # What the model saw stands in the first row; of a single row it is the first tile.
     first = 1 if len(table.rows) == 1 else 0
     heights: list[float] = []
     widest = 0
@@ -319,8 +325,8 @@ def _draw_scale(canvas: Canvas, scale: ColorScale, layout: TableLayout) -> None:
 
 
 def _draw_row(canvas: Canvas, row: TableRow, layout: TableLayout, number: int) -> None:
-    """Draw the label of a row, and its tiles, which fill their cells in one
-    direction.
+    """Draw the label of a row, and its tiles with their captions. A tile fills its cell
+    in one direction.
 
     Args:
         number: of the row, from 0.
@@ -343,13 +349,14 @@ def _draw_row(canvas: Canvas, row: TableRow, layout: TableLayout, number: int) -
 
 
 def _redraw_number(canvas: Canvas, tile: Bytes, number: str, cell: Cell) -> None:
-    """Draw the number in the corner of a tile that was made smaller once more, in the
-    size that it has in the run's picture, in which it can be read.
+    """Draw the number in the corner of a tile that was made smaller again, in the size
+    that it has in the run's picture, in which it can be read; nothing where the tile has
+    no number, or is too small for it.
 
     Args:
         tile: uint8 [h, w, 3], as it was cut from the run's picture.
         number: the one that may be there.
-        cell: where the tile lies.
+        cell: where the tile lies, in inches.
     """
     ink = grid.glyphs(number)
     height, width = ink.shape

@@ -296,7 +296,7 @@ def quantise(rows, starts, factors, halves, top, levels):
 @inlined
 @no_type_check
 def _repeat(source, factor, target):
-    """Write each value `factor` times: a b c becomes a a b b c c for 2."""
+    """Fill `target` with each value `factor` times: a b c becomes a a b b c c for 2."""
     for x in range(source.size):
         for repeat in range(factor):
             target[factor * x + repeat] = source[x]
@@ -371,8 +371,8 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
 @inlined
 @no_type_check
 def _differ_by(row, other):
-    """How much bytes differ from other ones, all together; 255 from 0 as much as 1, by
-    which it is less than 256."""
+    """The sum of the differences of two rows of bytes, modulo 256: 255 and 0 differ by
+    1."""
     total = np.int32(0)
     for i in range(row.size):
         total += abs(np.int32(np.int8(row[i] - other[i])))
@@ -382,7 +382,7 @@ def _differ_by(row, other):
 @inlined
 @no_type_check
 def _subtract(row, other, difference):
-    """Fill `difference` with bytes less other ones, modulo 256."""
+    """Fill `difference` with `row` less `other`, modulo 256."""
     for i in range(row.size):
         difference[i] = row[i] - other[i]
 

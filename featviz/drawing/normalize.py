@@ -30,7 +30,7 @@ class ScaleMode:
     within: tuple[float, float] = (-math.inf, math.inf)
     """The least and the greatest number that the mode takes."""
     shared: bool = True
-    """Whether all maps of a layer have the same limits."""
+    """Whether all maps of a layer have the same limits in one image."""
     clips: bool = True
     """Whether values may lie outside the limits."""
     fixed: bool = False
@@ -107,11 +107,11 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
     """Read a value of `--normalize`.
 
     Args:
-        text: a mode's spelling with numbers, `map`, `range:0,6`; or `auto`, which is
-            `map`; for gradients and reductions whose values have a sign a scale with zero
-            in the middle, and for other class activation maps one from zero.
-        kind: of the capture, for `auto`.
-        reduce: how channels become one, for `auto`; None where they do not.
+        text: a mode's spelling with numbers, `map`, `range:0,6`; or `auto`. That is a
+            scale with zero in the middle for gradients and for reductions whose values
+            have a sign, one from zero for other class activation maps, else `map`.
+        kind: of the capture, `saliency` or `kernel`; asked for `auto` alone.
+        reduce: how channels become one; None where they do not. Asked for `auto` alone.
 
     Raises:
         UsageError: no mode is spelt so, or its numbers are not finite, do not rise or
@@ -146,8 +146,8 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
 
 
 def _are_limits(numbers: tuple[float, ...], mode: ScaleMode) -> bool:
-    """Whether numbers are as many as a mode's spelling has, rise, and lie within its
-    bounds."""
+    """Whether a mode takes these numbers: as many as its spelling has, each greater than
+    the one before, finite and within its bounds."""
     low, high = mode.within
     are_within = all(low <= x <= high and math.isfinite(x) for x in numbers)
     # equal ends would make all values one level
@@ -157,7 +157,7 @@ def _are_limits(numbers: tuple[float, ...], mode: ScaleMode) -> bool:
 
 
 def _auto(kind: str, reduce: str | None) -> str:
-    """The spelling that `auto` stands for."""
+    """The spelling that `auto` stands for; arguments as of `parse_scale`."""
     if reduce in SIGNED:
         return "symmetric"
     # where a class activation map is dark there is no evidence
@@ -169,9 +169,9 @@ def _auto(kind: str, reduce: str | None) -> str:
     return "map"
 
 
-def in_full(text: str) -> str:
-    """A help text of `featviz.options` with its tables: `{MODES}`, `{LAYOUTS}` and
-    `{WEIGHTS}`, which stand above the options in the house."""
+def with_tables(text: str) -> str:
+    """A help text of `featviz.options` in which the tables stand for `{MODES}`,
+    `{LAYOUTS}` and `{WEIGHTS}`. They lie in folders that options may not import."""
     modes = [f"{mode.spelling}: {mode.description}" for mode in MODES.values()]
     layouts = [f"{layout.name} {layout.shape}" for layout in CHOICES]
     text = text.replace("{MODES}", "; ".join(modes))

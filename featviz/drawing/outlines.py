@@ -21,8 +21,8 @@ from featviz.text import printable
 _POINTS = 11
 _LINES_A_SIDE = 200
 """Pixels of the picture's longer side for each pixel that a line is wide."""
-_RINGS_A_SIDE = 10
-"""A ring's radius is this part of the longer side."""
+_RADII_A_SIDE = 10
+"""How many radii of a ring the longer side is long."""
 
 
 def with_boxes(
@@ -35,9 +35,10 @@ def with_boxes(
 
     Args:
         pixels: uint8 [H, W, 3].
-        boxes: left, top, right and bottom of each in pixels, the most confident first.
+        boxes: left, top, right and bottom of each in pixels. The first ones lie on top:
+            the most confident come first.
         labels: what is written at the upper left corner of each, if the picture has
-            room for it.
+            room for it; nothing where it is empty.
         color: of the light line and of the ground of labels.
 
     Returns:
@@ -70,7 +71,7 @@ def with_ring(pixels: Bytes, x: float, y: float) -> Bytes:
     draw = ImageDraw.Draw(image)
     centre = (x * image.width, y * image.height)
     longest = max(image.size)
-    radius = longest / _RINGS_A_SIDE
+    radius = longest / _RADII_A_SIDE
     # a sheet may show the picture at half of its size
     thick = max(1, round(2 * longest / _LINES_A_SIDE))
     draw.circle(centre, radius + thick, outline=BLACK, width=3 * thick)
@@ -85,12 +86,13 @@ def _label(
     size: tuple[int, int],
     color: Color,
 ) -> None:
-    """Write a text above a corner, or below where there is no room; a wide one not at
-    all.
+    """Write a text above the upper edge of a box, or below it where there is no room; a
+    text that is wider than the picture not at all.
 
     Args:
         corner: left and top of the box, in pixels.
         size: width and height of the picture.
+        color: of the text's ground.
     """
     width = text_width(text, _POINTS) + 4
     height = line_height(_POINTS)
@@ -139,8 +141,8 @@ def _edge(inside: Integers, thick: int) -> Integers:
         inside: bool [H, W].
         thick: how near, in pixels.
     """
-    # what is left of the region, made thinner, is not its edge
-    # repeated outwards, so that the picture's border counts as inside
+    # The edge is what the region loses when it is made thinner. Its outermost pixels are
+    # repeated beyond the picture, so that the picture's border is no edge.
     padded = np.pad(inside, thick, mode="edge")
     height, width = inside.shape
     eroded = inside.copy()

@@ -84,11 +84,12 @@ def component_tiles(captures: Mapping[str, ImageCapture]) -> dict[str, Bytes]:
         UsageError: a grid does not hold the values of all channels.
         DamagedError: a picture cannot be read.
     """
-    read = _read(captures)
-    shares = 0.5 + principal_components(_joined(read)) / (2 * PCA_SPAN)
+    places_by_image = _places_by_image(captures)
+    components = principal_components(_all_vectors(places_by_image))
+    shares = 0.5 + components / (2 * PCA_SPAN)
     levels = np.rint(255 * shares.clip(0, 1)).astype(np.uint8)
     tiles = {}
-    for name, grid in _on_grids(read, levels).items():
+    for name, grid in _on_grids(places_by_image, levels).items():
         down, across = captures[name].row.plan.scale
         tiles[name] = grid.repeat(down, 0).repeat(across, 1)
     return tiles
@@ -141,27 +142,29 @@ def similarities_to(
             hold the values of all channels.
         DamagedError: a picture, or the statistics, cannot be read.
     """
-    read = _read(captures)
-    if place.image not in read:
-        names = listed([quoted(name) for name in read], _NAMED)
+    places_by_image = _places_by_image(captures)
+    if place.image not in places_by_image:
+        names = listed([quoted(name) for name in places_by_image], _NAMED)
         raise UsageError(
             f"there is no image {quoted(place.image)!r}", f"there are {names}"
         )
-    height, width = read[place.image].size
+    places = places_by_image[place.image]
+    height, width = places.size
     row = min(height - 1, int(place.y * height))
     column = min(width - 1, int(place.x * width))
-    vector = read[place.image].vectors[row * width + column]
-    return _on_grids(read, cosines(_joined(read), vector))
+    vector = places.vectors[row * width + column]
+    likeness = cosines(_all_vectors(places_by_image), vector)
+    return _on_grids(places_by_image, likeness)
 
 
-def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
-    """The places of each image, by its name.
+def _places_by_image(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
+    """The places of each image, by its name, in the order of `captures`.
 
     Raises:
         UsageError: a grid does not hold the values of all channels.
         DamagedError: a picture, or the statistics, cannot be read.
     """
-    read = {}
+    places_by_image = {}
     for name, (image, row) in captures.items():
         table = image.stats()[row.capture_key.stats_key]
         reason = why_no_places(row)
@@ -174,21 +177,23 @@ def _read(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVectors]:
                 hint = "--images leaves the image out, --layers names another layer"
             layer = layer_named(quoted(row.label))
             raise UsageError(f"{layer} of {quoted(name)}: {reason}", hint)
-        read[name] = places
-    return read
+        places_by_image[name] = places
+    return places_by_image
 
 
-def _joined(read: Mapping[str, PlaceVectors]) -> Floats:
-    return np.concatenate([places.vectors for places in read.values()])
+def _all_vectors(places_by_image: Mapping[str, PlaceVectors]) -> Floats:
+    """The vectors of all places of all images, [N, C], image by image."""
+    return np.concatenate([places.vectors for places in places_by_image.values()])
 
 
 def _on_grids(
-    read: Mapping[str, PlaceVectors], values: np.ndarray
+    places_by_image: Mapping[str, PlaceVectors], values: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Values of all places [N, ...] as those of each image [h, w, ...]."""
+    """Values of all places [N, ...], in the order of `_all_vectors`, as those of each
+    image [h, w, ...]."""
     grids = {}
     first = 0
-    for name, places in read.items():
+    for name, places in places_by_image.items():
         last = first + len(places.vectors)
         grids[name] = values[first:last].reshape(*places.size, *values.shape[1:])
         first = last

@@ -31,12 +31,13 @@ _ROUNDS = 2
 
 
 def drawn_channels(row: Capture) -> list[int]:
-    """The channels that have a tile, in tile order; one that is reduced is itself."""
+    """The channels that have a tile, in tile order. A picture with `reduce` is one of all
+    channels; of a single channel it shows that one."""
     return list(row.channels or range(row.maps))
 
 
 class LevelScale(NamedTuple):
-    """What the levels of drawn channels stand for: low + level · step."""
+    """The values that the levels of drawn channels stand for: low + level · step."""
 
     low: np.ndarray
     """[channels]: the value of level 0."""
@@ -45,12 +46,12 @@ class LevelScale(NamedTuple):
 
 
 def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScale:
-    """The values behind a grid's levels, by its range or that of each channel; 0 for a
-    channel without a finite value.
+    """The values behind a grid's levels: from the range that its row of the manifest
+    names, or else from the minimum and maximum of each channel. A channel without a
+    finite value has 0 for both.
 
     Args:
         palette: of the picture; None for grey levels.
-        row: of the manifest, for the grid.
         stats: [channels, 6] of all channels.
     """
     channels = drawn_channels(row)
@@ -66,9 +67,8 @@ def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScal
 
 
 def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
-    """Whether the pixels of a grid are levels in the places that the manifest says.
-
-    Both are files that somebody may have changed, or that another version wrote.
+    """Whether the pixels of a grid are levels, in tiles where the manifest says. Both are
+    files that somebody may have changed, or that another version wrote.
 
     Args:
         levels: of the picture, uint8 [h, w].
@@ -89,10 +89,10 @@ def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
 
 
 def tiles_of(levels: Bytes, row: Capture) -> Bytes:
-    """The tiles [N, H, W] of a grid, each value once, however much they are enlarged.
+    """The tiles of a grid, uint8 [N, H, W] in the size of the maps.
 
     Args:
-        levels: of a grid that `is_readable`.
+        levels: of a grid that `is_readable`, uint8 [h, w], enlarged.
     """
     plan = row.plan
     height, width = plan.tile
@@ -116,7 +116,7 @@ class PlaceVectors(NamedTuple):
     vectors: Floats
     """float32 [h · w, C], row by row."""
     size: tuple[int, int]
-    """Rows and columns, h and w."""
+    """h and w: rows and columns of places."""
     factor: int
     """How many rows, and columns, of the map are averaged into a place."""
 
@@ -128,7 +128,8 @@ def is_map_of_image(row: Capture) -> bool:
 
 
 def why_no_places(row: Capture, labelled: bool = False) -> str:
-    """Why a grid does not hold the vectors of places; empty where it does.
+    """Why a capture's grid does not hold the vectors of places, for people; empty where
+    it does.
 
     Args:
         labelled: whether numbers are written on its tiles.
@@ -161,9 +162,9 @@ def read_places(
     """The vectors of an image's places; None where the picture does not show values.
 
     Args:
-        row: one of which `why_no_places` finds nothing.
+        row: one for which `why_no_places` is empty.
         stats: [channels, 6].
-        most_side: places of the longer side; larger maps are averaged down.
+        most_side: places of the longer side at most; larger maps are averaged down.
 
     Raises:
         DamagedError: the picture cannot be read.
@@ -178,7 +179,7 @@ def read_places(
     if factor > 1:
         tiles = _averaged(tiles, factor)
     scale = level_scale(palette, row, stats)
-    # each channel has a tile, which may lie anywhere
+    # each channel has a tile; by `--order` or `--channels` in another order
     slots = np.argsort(row.drawn)
     maps = tiles.reshape(len(tiles), -1)[slots]
     vectors: Floats = maps.T.astype(np.float32, order="C")
@@ -188,15 +189,16 @@ def read_places(
 
 
 def _averaged(tiles: Bytes, factor: int) -> Floats:
-    """Maps [C, H, W] with squares of `factor` pixels a side averaged; those at the lower
-    and right edge have fewer pixels."""
+    """Maps [C, H, W] whose squares of `factor` pixels a side are averaged: float32 [C,
+    H / factor, W / factor], rounded up. Squares at the lower and right edge have fewer
+    pixels."""
     count, height, width = tiles.shape
     rows = -(-height // factor)
     columns = -(-width // factor)
     margin = ((0, 0), (0, rows * factor - height), (0, columns * factor - width))
     # zeros beyond the edge add nothing to the sum
     squares = np.pad(tiles, margin).reshape(count, rows, factor, columns, factor)
-    # sums of 257 levels fit into 16 bits, which are added in half the time
+    # sums of 257 levels fit 16 bits, which are added in half the time
     small = np.uint16 if factor <= 257 else np.uint32
     sums = squares.sum(axis=2, dtype=small).sum(axis=3, dtype=np.uint32)
     heights = np.minimum(factor, height - factor * np.arange(rows))
@@ -219,8 +221,9 @@ def cosines(vectors: Floats, vector: Floats) -> Floats:
 
 
 def main_axes(vectors: Floats, count: int) -> Floats:
-    """The directions along which vectors are longest, the first one first, float32
-    [count, C] or fewer. They are those of some of the vectors, evenly spread.
+    """The directions along which vectors are longest, the longest first: unit vectors,
+    float32 [count, C]. Of fewer vectors or channels there are fewer. They are computed
+    from about _SAMPLED of the vectors, evenly spread.
 
     Args:
         vectors: [N, C]; their mean is not taken off.

@@ -123,10 +123,11 @@ def checked_canvas(height: float, width: float, hint: str, dpi: int = DPI) -> Ca
     """White paper of a height and width in inches.
 
     Args:
-        hint: what makes a picture smaller.
+        hint: of the error, what makes a picture smaller.
 
     Raises:
-        UsageError: it would be too large.
+        UsageError: it would have more pixels than Pillow opens, or a longer side than
+            matplotlib draws.
     """
     size = round(height * dpi), round(width * dpi)
     # refused before the memory is taken
@@ -148,7 +149,7 @@ class _TextSize(NamedTuple):
 
 
 class Canvas:
-    """White paper in inches, which are rounded to pixels. Places are counted from its
+    """White paper in inches, which are rounded to pixels. Inches are counted from its
     upper left corner, to the right and down.
 
     It talks to matplotlib's renderer: axes, of which a figure has 33, take twenty times
@@ -213,7 +214,8 @@ class Canvas:
         Args:
             x, y: the point, in inches.
             anchor: where the text lies by the point: `right` of it, for one.
-            max_width: inches; of a longer text the middle is left out.
+            max_width: inches; of a longer text the middle is left out. None takes the
+                text as it is.
             upright: the text runs upwards, and is centred around the point, whatever
                 `anchor` says.
 
@@ -221,7 +223,7 @@ class Canvas:
             How wide the text is, in inches.
         """
         if max_width is not None:
-            text = self.fitted(text, letters, max_width)
+            text = self.shortened(text, letters, max_width)
         width = self._measured(text, letters).width
         # of letters that reach up and down, so that all lines stand on one base
         _, height, descent = self._measured("lp", letters)
@@ -240,9 +242,9 @@ class Canvas:
             self._renderer.draw_text(pen, left, base, text, _font(letters), angle)
         return width / self.dpi
 
-    def fitted(self, text: str, letters: Letters, max_width: float) -> str:
+    def shortened(self, text: str, letters: Letters, max_width: float) -> str:
         """A text, of which the middle is left out where it is wider than `max_width`
-        inches."""
+        inches; its control characters are escaped."""
         text = cut(printable(text), _LONGEST_TEXT)
         if self.width(text, letters) <= max_width:
             return text
@@ -257,6 +259,7 @@ class Canvas:
         return self._measured(text, letters).width / self.dpi
 
     def _measured(self, text: str, letters: Letters) -> _TextSize:
+        """The size of a line of text, whatever is in it."""
         font = _font(letters)
         with matplotlib_lock:
             size = self._renderer.get_text_width_height_descent(text, font, False)
@@ -264,6 +267,7 @@ class Canvas:
 
 
 def _font(letters: Letters) -> Any:
+    """matplotlib's font. Glyphs that it lacks are no longer warned of."""
     require_matplotlib()
     from matplotlib.font_manager import FontProperties
 

@@ -90,7 +90,7 @@ class VectorCanvas(Canvas):
     ) -> float:
         """Write a line of text at a point, as `Canvas.write` does."""
         if max_width is not None:
-            text = self.fitted(text, letters, max_width)
+            text = self.shortened(text, letters, max_width)
         across, down = _ALIGNMENTS["middle" if upright else anchor]
         self._paper.text(
             x,

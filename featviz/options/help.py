@@ -2,7 +2,7 @@
 
 `featviz COMMAND --help` shows a text up to its form feed, `--help-all` and Python's
 documentation all of it. `{MODES}`, `{LAYOUTS}` and `{WEIGHTS}` stand for tables of
-folders above this one (`drawing.normalize.in_full`)."""
+folders above this one (`drawing.normalize.with_tables`)."""
 
 from __future__ import annotations
 
