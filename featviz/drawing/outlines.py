@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -94,7 +95,8 @@ def _label(
         size: width and height of the picture.
         color: of the text's ground.
     """
-    width = text_width(text, _POINTS) + 4
+    # whole pixels: letters between two would be blurred
+    width = ceil(text_width(text, _POINTS)) + 4
     height = line_height(_POINTS)
     if not text or width > size[0] or 2 * height > size[1]:
         return

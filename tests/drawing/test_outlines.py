@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from featviz.records import Bytes
 
 GREY = np.full((100, 140, 3), 128, np.uint8)
 LABEL_HEIGHT = 14
-LABEL_WIDTH = int(text_width("dog", 11) + 4)
+LABEL_WIDTH = ceil(text_width("dog", 11)) + 4
 Box = tuple[float, float, float, float]
 
 
