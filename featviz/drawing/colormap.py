@@ -78,8 +78,8 @@ def palette_of(cmap: str, pad: int, labelled: bool = False) -> Palette:
     has_ink = labelled and cmap not in GREYS
     ink = [(0, 0, 0), (255, 255, 255)] if has_ink else []
     levels = 254 - len(ink)
-    others = np.array([[pad] * 3, MAGENTA, *ink], np.uint8)
-    colors = np.vstack([ramp(cmap, levels), others])
+    extra_colors = np.array([[pad] * 3, MAGENTA, *ink], np.uint8)
+    colors = np.vstack([ramp(cmap, levels), extra_colors])
     return Palette(
         levels=levels,
         pad=levels,

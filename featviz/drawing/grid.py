@@ -220,8 +220,8 @@ def draw_marks(tiles: Bytes, marks: Bytes, colors: Palette) -> None:
         rows, columns = np.divmod(numbers[:, None], tiles.shape[1])
         # A marked map is constant: its first pixel is what the mark is drawn on, and
         # half of all levels away it is seen on any.
-        grounds = tiles[rows, columns, 0, 0, :1].astype(int)
-        inks = (grounds + colors.levels // 2) % colors.levels
+        backgrounds = tiles[rows, columns, 0, 0, :1].astype(int)
+        inks = (backgrounds + colors.levels // 2) % colors.levels
         y, x = mark_shapes(size)[mark - 1].nonzero()
         tiles[rows, columns, y, x] = inks
 

@@ -508,14 +508,14 @@ def write_png(
         compressed = _compressed_by_isal(filtered())
     else:
         compressed = deflate.deflated(filtered(), size[0] * (1 + width))
-    for parts in compressed:
+    for chunks in compressed:
         length = 0
         checksum = _IDAT_CHECKSUM
-        for data in parts:
+        for data in chunks:
             length += len(data)
             checksum = isal_zlib.crc32(data, checksum)
         file.write(b"".join((head, struct.pack(">I", length), b"IDAT")))
-        file.writelines(parts)  # by themselves, without a copy of them
+        file.writelines(chunks)  # by themselves, without a copy of them
         file.write(struct.pack(">I", checksum))
         head = b""
     file.write(_END)

@@ -148,11 +148,11 @@ def similarities_to(
         raise UsageError(
             f"there is no image {quoted(place.image)!r}", f"there are {names}"
         )
-    places = places_by_image[place.image]
-    height, width = places.size
+    place_vectors = places_by_image[place.image]
+    height, width = place_vectors.size
     row = min(height - 1, int(place.y * height))
     column = min(width - 1, int(place.x * width))
-    vector = places.vectors[row * width + column]
+    vector = place_vectors.vectors[row * width + column]
     likeness = cosines(_all_vectors(places_by_image), vector)
     return _on_grids(places_by_image, likeness)
 
@@ -168,8 +168,8 @@ def _places_by_image(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVec
     for name, (image, row) in captures.items():
         table = image.stats()[row.capture_key.stats_key]
         reason = why_no_places(row)
-        places = None if reason else read_places(image, row, table, _EVERY_PLACE)
-        if places is None:
+        place_vectors = None if reason else read_places(image, row, table, _EVERY_PLACE)
+        if place_vectors is None:
             reason = reason or "its picture does not show values"
             hint = "run without --reduce, --overlay and --channels, into PNG"
             # no other run would help where the layer shows nothing of this image
@@ -177,13 +177,15 @@ def _places_by_image(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVec
                 hint = "--images leaves the image out, --layers names another layer"
             layer = layer_named(quoted(row.label))
             raise UsageError(f"{layer} of {quoted(name)}: {reason}", hint)
-        places_by_image[name] = places
+        places_by_image[name] = place_vectors
     return places_by_image
 
 
 def _all_vectors(places_by_image: Mapping[str, PlaceVectors]) -> Floats:
     """The vectors of all places of all images, [N, C], image by image."""
-    return np.concatenate([places.vectors for places in places_by_image.values()])
+    return np.concatenate(
+        [place_vectors.vectors for place_vectors in places_by_image.values()]
+    )
 
 
 def _on_grids(
@@ -193,8 +195,8 @@ def _on_grids(
     image [h, w, ...]."""
     grids = {}
     first = 0
-    for name, places in places_by_image.items():
-        last = first + len(places.vectors)
-        grids[name] = values[first:last].reshape(*places.size, *values.shape[1:])
+    for name, place_vectors in places_by_image.items():
+        last = first + len(place_vectors.vectors)
+        grids[name] = values[first:last].reshape(*place_vectors.size, *values.shape[1:])
         first = last
     return grids
