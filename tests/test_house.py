@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -296,3 +297,34 @@ def test_results_are_written_by_folder_alone() -> None:
         name for name, tree in trees().items() if any(map(_writes, ast.walk(tree)))
     }
     assert writing == WRITERS.keys()
+
+
+NAMED = re.compile(r"`([\w/]+\.py)`?: `?([\w.]+)`")
+"""A thing of a file, as CONTRIBUTING.md names it: `run/visit.py: visit`."""
+
+
+def test_what_contributing_names_is_there() -> None:
+    """Each `FILE: NAME` and `FILE: CLASS.METHOD` of CONTRIBUTING.md is defined in that
+    file."""
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text("utf-8")
+    named = NAMED.findall(text)
+    assert len(named) > 40
+    missing = []
+    for file, name in named:
+        tree = ast.parse((PACKAGE / file).read_text("utf-8"))
+        if not is_defined(tree, name.split(".")):
+            missing.append(f"{file}: {name}")
+    assert not missing
+
+
+def is_defined(tree: ast.AST, path: Sequence[str]) -> bool:
+    """Whether a module or class defines the first name, and that one the next."""
+    if not path:
+        return True
+    first, *others = path
+    for node in ast.iter_child_nodes(tree):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        names = [getattr(target, "id", None) for target in targets]
+        if first in (getattr(node, "name", None), *names):
+            return is_defined(node, others)
+    return False
