@@ -63,6 +63,12 @@ SCRIPT = "TorchScript, which takes no hooks.*export that with torch.export"
         (nn.Module.eval, 5, NO_LAYERS, NO_LAYERS),
         (nn.Module.eval, [int], NO_LAYERS, NO_LAYERS),
         (nn.Module.eval, [], "holds no selector", "holds no selector"),
+        (
+            nn.Module.eval,
+            "Conv3d",
+            "no layer matches .*Conv3d",
+            "no layer matches .*Conv3d",
+        ),
         (lambda tiny: 5, None, NO_MODEL, "not a module"),
         (lambda tiny: nn.Conv2d, None, NO_MODEL, "not a module"),
         (torch.jit.script, "Conv2d", SCRIPT, SCRIPT),

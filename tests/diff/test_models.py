@@ -146,6 +146,28 @@ def test_an_image_that_fails_is_named(featviz: CLI, models: Pair, photos: Path) 
     assert "2 images compared" in done.out
 
 
+def test_a_model_that_takes_none_of_the_images_ends_it(
+    featviz: CLI, models: Pair, photos: Path
+) -> None:
+    """With the code of its run; nothing is compared."""
+    torch.save(nn.Sequential(nn.Conv2d(4, 8, 3)), "four.pth")
+
+    done = featviz("diff", "four.pth", models[1], photos, "--preset", "none")
+
+    assert done.code == 1
+    assert "the model takes 4 channels" in done.err
+    assert "compared" not in done.out
+
+
+def test_a_result_is_no_model(photos: Path) -> None:
+    """In Python two results are compared without images."""
+    result = featviz.run(network(), photos, "Conv2d", size=32)
+    with pytest.raises(UsageError, match="is a run") as caught:
+        featviz.diff(network(), result, photos)
+    assert caught.value.hint == "leave the images out"
+    assert not featviz.diff(result, result).differing
+
+
 def test_modules_in_python(photos: Path) -> None:
     """Two modules and an array of pixels; the names of their classes stand for them."""
     old = network()
