@@ -32,7 +32,7 @@ from featviz.options import InputOptions, ModelOptions
 from featviz.options.commands import AuditOptions, Thresholds
 from featviz.records import Layer, Sample, Verdict
 from featviz.run.prepare import blank_input
-from featviz.run.study import BatchProgress, Study, StudyFile, begun
+from featviz.run.study import BatchProgress, Study, StudyFile, begin_study
 from featviz.rundir import write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
@@ -85,7 +85,7 @@ def audit(
         files.append(StudyFile("--junit", options.junit, JUNIT))
     if options.prune_out is not None:
         files.append(StudyFile("--prune-out", options.prune_out, PRUNING))
-    with begun(model, images, options, AUDIT, files) as (folder, loaded, samples):
+    with begin_study(model, images, options, AUDIT, files) as (folder, loaded, samples):
         blank = blank_input(loaded, samples, options.inputs)[0]
         plan = plan_audit(loaded, options.layers, blank)
         _refuse_idle_gates(gates, plan, options.thresholds)

@@ -32,7 +32,7 @@ from featviz.records import CaptureSite, Sample
 from featviz.run import workers
 from featviz.run.choose import choose_layers, no_channels
 from featviz.run.prepare import blank_input
-from featviz.run.study import BatchProgress, Study, begun
+from featviz.run.study import BatchProgress, Study, begin_study
 from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import EXEMPLARS
@@ -92,7 +92,7 @@ def find_exemplars(
         FeatvizError: no image can be shown to the model; and what `run.study.begun`
             raises.
     """
-    with begun(model, images, options, EXEMPLARS) as (folder, loaded, samples):
+    with begin_study(model, images, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         classes: Sequence[str | None] = [None] * len(samples)

@@ -19,7 +19,10 @@ from typing import Any, BinaryIO, Self
 from featviz.errors import FileError, UsageError
 from featviz.text import quoted
 
-SMALL, DEEPEST = 16 * 2**20, 100
+SMALL = 16 * 2**20
+"""Bytes that a file of text may have, where nothing else is said."""
+DEEPEST = 100
+"""Levels of lists and objects inside one another that a JSON document may have."""
 
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 """Strings, also one that does not end, and the brackets between them."""

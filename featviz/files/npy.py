@@ -84,7 +84,7 @@ def only(named: dict[str, Any], plural: str, remedy: str) -> Any:
         remedy: How a file with one of them is made, for the hint.
 
     Raises:
-        FileError: Where there are several, and none is called `image`.
+        FileError: Where there is none, or several of which none is called `image`.
     """
     # as the documents say, so that a file may hold more than one
     if "image" in named:

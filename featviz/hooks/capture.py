@@ -50,10 +50,12 @@ def hooked(
     capture_kinds: Sequence[str] = ("output",),
     takes_function: TakesFunction | None = None,
 ) -> Iterator[Recorder]:
-    """`recording`, with a pass begun, and functions entered for the whole block.
+    """`recording`, with a pass begun, and functions entered for the whole block. A second
+    pass in the block needs `Recorder.begin`.
 
-    Whoever runs several passes in it begins or clears each one. The arguments are those
-    of `recording`; `sink` takes what the hooks capture.
+    Args:
+        sink: takes what the hooks capture.
+        model, layers, capture_kinds, takes_function: as of `recording`.
     """
     with (
         recording(model, layers, capture_kinds, takes_function) as recorder,
@@ -67,7 +69,7 @@ def hooked(
 def recording(
     model: nn.Module,
     layers: Sequence[Layer],
-    capture_kinds: Sequence[str] = ("output",),
+    capture_kinds: Sequence[str],
     takes_function: TakesFunction | None = None,
     changes: Mapping[Layer, Callable[[Any], Any]] | None = None,
 ) -> Iterator[Recorder]:
@@ -164,8 +166,11 @@ class Recorder:
     fault: Exception | None = None
     """The exception that the sink raised, which is not a failure of the model."""
     _goes_forward: bool = False
+    """Whether calls are captured: not before `begin`, and not in a backward pass."""
     _entered: Counter[str] = field(default_factory=Counter)
+    """How many calls of each layer have begun, by its name."""
     _handles: list[RemovableHandle] = field(default_factory=list)
+    """Of the hooks on tensors."""
     _awaited: dict[CaptureSite, GradientEdge] = field(default_factory=dict)
     """Where gradients have not come yet."""
 

@@ -62,6 +62,8 @@ class Running:
         self.frames: list[Frame] = []
         """Calls that have not returned, the innermost last."""
         self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
+        """Which layers a caller may mean, by the id of the module that it calls and its
+        own index."""
 
     def now(self, layers: Sequence[Layer]) -> Layer:
         """The layer to which a call belongs; asked from a hook of the module that is
@@ -180,8 +182,11 @@ class FunctionMode(TorchFunctionMode):
     enter: Enter | None = None
     """Hears of a call before."""
     is_reported: Callable[[Layer], bool] = lambda layer: True
+    """Asked for each call, as the layer that the function is."""
     replacements: Mapping[str, Replacement] = field(default_factory=dict)
+    """By the `function_name` of the functions that they replace."""
     running: Running | None = None
+    """Tells which module calls."""
     _layers: dict[tuple[str, str], Layer] = field(default_factory=dict)
 
     def __torch_function__(

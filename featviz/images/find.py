@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from featviz.errors import FileError, UsageError
 from featviz.files import missing_file, real, urls
@@ -38,7 +38,6 @@ class Named(NamedTuple):
 
 def find_samples(
     arguments: Sequence[str],
-    stdin: BinaryIO | None = None,
     nul_separated: bool = False,
     outside: Path | None = None,
 ) -> list[Sample]:
@@ -51,8 +50,7 @@ def find_samples(
     Args:
         arguments: What the user named, in order; a file that is named twice counts
             once.
-        stdin: Where `-` reads its list; the process's by default.
-        nul_separated: Whether NUL, not the end of a line, separates that list.
+        nul_separated: Whether NUL, not the end of a line, separates the list on stdin.
         outside: A run directory, in which nothing is taken.
 
     Raises:
@@ -61,7 +59,7 @@ def find_samples(
     # by identity: `a.png ./a.png link-to-a.png` is one image
     named: dict[str, Named] = {}
     for argument in arguments:
-        for name, path in _expand(argument, stdin, nul_separated, outside):
+        for name, path in _expand(argument, nul_separated, outside):
             tidy_name = "/".join(_tidy(name)) or "image"
             named.setdefault(_identity(path), Named(tidy_name, path))
 
@@ -83,7 +81,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse paths that are not there, before any work."""
     for argument in arguments:
         if argument != "-" and not is_url(argument) and not os.path.exists(argument):  # noqa: PTH110 - takes any name
-            _expand(argument, None, False, None)
+            _expand(argument, False, None)
 
 
 def _tidy(name: str) -> list[str]:
@@ -103,9 +101,7 @@ def _identity(path: FilePath) -> str:
     return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
 
 
-def _expand(
-    argument: str, stdin: BinaryIO | None, nul_separated: bool, outside: Path | None
-) -> list[Named]:
+def _expand(argument: str, nul_separated: bool, outside: Path | None) -> list[Named]:
     """The files that an argument stands for, at least one.
 
     Raises:
@@ -113,7 +109,7 @@ def _expand(
         FileError: Where a store does not answer, or refuses.
     """
     if argument == "-":
-        return _listed(stdin or sys.stdin.buffer, nul_separated)
+        return _listed_on_stdin(nul_separated)
     if is_url(argument):
         try:
             return _in_store(argument)
@@ -135,13 +131,13 @@ def _expand(
     raise missing_file(f"no image {argument!r}: no such file or folder", argument)
 
 
-def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
-    """The files that a list names, each by its own name.
+def _listed_on_stdin(nul_separated: bool) -> list[Named]:
+    """The files that the list on stdin names, each by its own name.
 
     Raises:
         UsageError: Where the list is empty.
     """
-    lines = stdin.read().split(b"\0" if nul_separated else b"\n")
+    lines = sys.stdin.buffer.read().split(b"\0" if nul_separated else b"\n")
     named: list[Named] = []
     for line in lines:
         # names of files are bytes, which need not be UTF-8

@@ -418,6 +418,7 @@ class Outcome:
     remark: str = ""
     """What a detector without a box has in its place."""
     idle: tuple[str, ...] = ()
+    """Which interventions, or rule for ReLUs, changed nothing: a warning for each."""
 
     @property
     def effect(self) -> dict[str, object]:

@@ -148,7 +148,7 @@ class Drawing:
         prepared: Prepared,
         run_directory: RunDirectory,
         fingerprint: str,
-        board: Board | None = None,
+        board: Board | None,
     ) -> None:
         """Begin with no image.
 

@@ -163,7 +163,7 @@ class _Planner:
         is_reduced = draw.reduce is not None and not layout.strip
         is_overlay = draw.overlay is not None and layout.aligned
         tiles = 1 if is_reduced else count_chosen(draw.channels, channels)
-        tile_size = self.prepared.shown if is_overlay else size
+        tile_size = self.prepared.image_size if is_overlay else size
         shape = (tiles, min(slices, draw.max_slices), *tile_size)
         plan = grid.plan(shape, draw, strip=layout.strip, alone=is_reduced)
         is_pca = is_reduced and draw.reduce == "pca"

@@ -143,7 +143,7 @@ class Prepared:
     """Those of the whole run, whichever shard takes them."""
     blank: list[Tensor]
     """Zeros in the shapes of the first image's inputs."""
-    shown: tuple[int, int]
+    image_size: tuple[int, int]
     """Height and width in pixels of the image in the first input, without padding."""
     layers: list[Layer]
     plan: PassPlan
@@ -233,7 +233,7 @@ def prepare(
     loaded = fitted(load_model(model, options.inputs), images)
     # after the model: it decides whether files are images, clips or pairs
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
-    blank, shown = blank_input(loaded, samples, options.inputs)
+    blank, image_size = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     for text in options.draw.tensor_layout:
         chosen = parse_override(text).selectors or ()
@@ -242,7 +242,7 @@ def prepare(
     book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
     passes.check_names(loaded, blank)
     plan = passes.plan(loaded, options.passes, blank, book)
-    return Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
+    return Prepared(options, loaded, tuple(samples), blank, image_size, layers, plan)
 
 
 def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
@@ -300,7 +300,7 @@ def find_images(
     else:
         decode.check_background(inputs.background)
     if not inputs.input:
-        return find.find_samples(images, None, options.nul_separated, outside)
+        return find.find_samples(images, options.nul_separated, outside)
     if images or inputs.transform is not None:
         surplus = "a transform prepares one" if inputs.transform else "there are images"
         raise UsageError(
@@ -310,12 +310,13 @@ def find_images(
 
 
 def grouped(
-    samples: Sequence[Sample], preprocess: Preprocess, frames: int | None = None
+    samples: Sequence[Sample], preprocess: Preprocess, frames: int | None
 ) -> list[Sample]:
     """Samples as the model takes them: images, clips, or several images at once.
 
     Args:
-        frames: how many images are taken of a video, for a model of single images.
+        frames: how many images are taken of a video, for a model of single images; None
+            takes the first frame.
     """
     # an image model takes frames of a video one by one
     if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
@@ -330,8 +331,14 @@ def grouped(
 def read_input(
     sample: Sample, preprocess: Preprocess, inputs: InputOptions, quiet: bool = False
 ) -> ModelInput:
-    """Decode a sample and preprocess it; `quiet` without a warning that frames are left
-    out."""
+    """Decode a sample and preprocess it.
+
+    Args:
+        quiet: warn of nothing, such as frames that are left out.
+
+    Raises:
+        ImageError: a file cannot be read, or the model does not take what it holds.
+    """
     # decode is told what the model takes: channels, frames, or the file's own numbers
     chain = preprocess.chain
     frames = preprocess.frames
@@ -359,7 +366,7 @@ def blank_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> tuple[list[Tensor], tuple[int, int]]:
     """Zeros in the shapes of the first readable sample's inputs, and the height and
-    width that the image has in them."""
+    width in pixels that the image has in the first of them, without padding."""
     preprocess = loaded.preprocess
     blank = preprocess.blank()
     window = None
@@ -390,12 +397,9 @@ def check_options(options: RunOptions) -> None:
             options=("resume", "overwrite"),
         )
     if options.overwrite and options.shard is not None:
-        why = (
-            "overwrite would remove what other shards write, not only shard"
-            f" {options.shard}"
-        )
         raise UsageError(
-            why,
+            "overwrite would remove what other shards write, not only shard"
+            f" {options.shard}",
             "remove the run there first, or name another place with --out",
             options=("overwrite",),
         )

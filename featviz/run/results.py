@@ -43,6 +43,7 @@ class FeatureMaps:
     statistics."""
 
     of: ImageResult
+    """The image."""
     row: Capture
     """All that the manifest says of it, also how it was drawn: `normalize`, `grid`,
     `cmap`, ..."""

@@ -116,8 +116,7 @@ def _draw(
     """
     images = []
     images_by_layer: Counter[str] = Counter()  # with NaN or infinite values
-    chosen_channels = drawing.prepared.options.draw.channels
-    channels: dict[str, range] = {}
+    channels: dict[str, range] = {}  # that there are, by the layer's label
     save_at = monotonic() + SAVED_EVERY
     with closing(draw_images(drawing, samples, stop)) as results:
         for result in results:
@@ -127,7 +126,6 @@ def _draw(
                 images_by_layer.update(
                     {row.label: 1 for row in result.rows if row.nonfinite}
                 )
-            if chosen_channels is not None and not result.kept:
                 channels |= {row.label: range(row.maps) for row in result.rows}
             # of 10,000 images, rows would fill the memory; the manifests have them
             images.append(
@@ -141,7 +139,7 @@ def _draw(
                 seconds = monotonic() - began
                 save_at = monotonic() + max(SAVED_EVERY, seconds / _SHARE_OF_SAVING)
             progress(result, len(samples))
-    warn_of_lacking(chosen_channels, channels)
+    warn_of_lacking(drawing.prepared.options.draw.channels, channels)
     _warn_of_nonfinite(images_by_layer)
     return images
 

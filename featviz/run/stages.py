@@ -75,7 +75,7 @@ Shapes: TypeAlias = Mapping[CallSide, list[list[int]]]
 pass."""
 
 
-class Ran(NamedTuple):
+class SeenCall(NamedTuple):
     """One call of a layer in a forward pass."""
 
     layer: Layer
@@ -93,7 +93,7 @@ class Ran(NamedTuple):
 class Stage:
     """Units of one resolution, one behind the other."""
 
-    units: list[Ran]
+    units: list[SeenCall]
     follows_trunk: bool
     """Whether a trunk ended before it: a module that holds several stages, such as the
     backbone of a detector."""
@@ -182,7 +182,7 @@ def first_look(
 
 def _calls(
     model: LoadedModel, book: HintBook, shapes: Shapes, image: Size
-) -> list[Ran]:
+) -> list[SeenCall]:
     """Each call with the resolution of what it gave, in the order in which they
     finished."""
 
@@ -212,7 +212,7 @@ def _calls(
         sizes = sizes_of(output, given_shapes[:1] if takes_several else given_shapes)
         size = sizes[0] if sizes else None
         learned = any(True for _ in modules[output.layer.name].parameters())
-        calls.append(Ran(output.layer, size, takes_several, learned))
+        calls.append(SeenCall(output.layer, size, takes_several, learned))
     return calls
 
 
@@ -244,28 +244,25 @@ def _layers_of_vectors(shapes: Shapes) -> set[Layer]:
     """Layers that give one vector, but for the model itself."""
     layers = set()
     for side, outputs in shapes.items():
-        is_output = side.kind == "output"
-        if is_output and side.layer.index and any(map(_is_vector, outputs)):
+        is_vector = any(len(shape) == 2 and shape[0] == 1 for shape in outputs)
+        # the model itself has the index 0
+        if side.kind == "output" and side.layer.index and is_vector:
             layers.add(side.layer)
     return layers
-
-
-def _is_vector(shape: Sequence[int]) -> bool:
-    return len(shape) == 2 and shape[0] == 1
 
 
 class CallTree:
     """The calls of a forward pass as a tree, which is read from the names, cut into
     units."""
 
-    def __init__(self, calls: Sequence[Ran], image: Size) -> None:
+    def __init__(self, calls: Sequence[SeenCall], image: Size) -> None:
         """Cut it into units; the calls come in the order in which they finished."""
         self.calls = calls
         self.image = image
         # names tell what is in what; a module that is not called (a ModuleList) is no
         # one's parent
         self.parents = _parents({call.layer.name for call in calls})
-        self.children: dict[str | None, list[Ran]] = defaultdict(list)
+        self.children: dict[str | None, list[SeenCall]] = defaultdict(list)
         # of the maps that first reach each module
         self.size_before: dict[str, Size] = {}
         size = image
@@ -294,7 +291,7 @@ class CallTree:
             elif call.size is not None:
                 has_maps = True
 
-    def is_opened(self, call: Ran, has_maps: bool) -> bool:
+    def is_opened(self, call: SeenCall, has_maps: bool) -> bool:
         """Whether the stages of a module are to be looked at one by one.
 
         Args:
@@ -322,16 +319,16 @@ class CallTree:
                 return any(later.size != before for later in inside)
         return False
 
-    def is_parent(self, call: Ran) -> bool:
+    def is_parent(self, call: SeenCall) -> bool:
         """Whether other calls are inside it."""
         return call.layer.name in self.children
 
-    def is_unit(self, call: Ran) -> bool:
+    def is_unit(self, call: SeenCall) -> bool:
         """Whether it is not opened, and what is around it is."""
         name = call.layer.name
         return self.parents[name] in self.opened and name not in self.opened
 
-    def is_trunk(self, call: Ran) -> bool:
+    def is_trunk(self, call: SeenCall) -> bool:
         """Whether a module holds several stages: its children give maps of at least two
         resolutions that it does not take. A wrapper around such a module is one, too."""
         # the head of a detector has a resolution for each input, and is not a trunk

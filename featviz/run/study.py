@@ -77,7 +77,7 @@ class StudyInputs(NamedTuple):
 
 
 @contextmanager
-def begun(
+def begin_study(
     model: ModelOptions | LoadedModel,
     images: Sequence[str],
     options: AuditOptions | ExemplarOptions,

@@ -280,9 +280,9 @@ def in_processes(
     order = deque(crew.waiting)
     done: dict[int, R] = {}
     try:
-        while crew.is_at_work(stop):
+        while crew.start_workers(stop):
             for answer in crew.answers():
-                done[answer.number] = _result_of(answer)
+                done[answer.number] = _unpacked(answer)
             while order and order[0] in done:
                 yield done.pop(order.popleft())
     except (KeyboardInterrupt, SystemExit):
@@ -294,7 +294,7 @@ def in_processes(
     yield from (done[number] for number in order if number in done)
 
 
-def _result_of(answer: Answer[R]) -> R:
+def _unpacked(answer: Answer[R]) -> R:
     """Print what a worker has logged, and return its result or raise its error."""
     for record in answer.records:
         logging.getLogger(record.name).handle(record)
@@ -323,8 +323,12 @@ class _Crew(Generic[R]):
         """Numbers whose worker died, to be tried once more."""
         self.tried_again = set[int]()
 
-    def is_at_work(self, stop: Event) -> bool:
-        """Start as many workers as there is work for; return whether any is running."""
+    def start_workers(self, stop: Event) -> bool:
+        """Start as many workers as there is work for, and return whether any is running.
+
+        Args:
+            stop: where it is set, no number is given out any more.
+        """
         if stop.is_set():  # the workers end what they have
             self.waiting.clear()
             self.suspects.clear()

@@ -6,8 +6,10 @@ import hashlib
 import io
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -354,9 +356,15 @@ def touch(*paths: str) -> None:
         path.touch()
 
 
+def find_with_stdin(stdin: bytes, *arguments: str, nul: bool = False) -> list[Sample]:
+    """The samples of arguments, where stdin holds these bytes."""
+    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))):
+        return find.find_samples(arguments, nul)
+
+
 def names(*arguments: str, stdin: bytes = b"", nul: bool = False) -> list[str]:
     """Names of the samples, each of which must name its own file."""
-    samples = find.find_samples(arguments, io.BytesIO(stdin), nul)
+    samples = find_with_stdin(stdin, *arguments, nul=nul)
     assert len({sample.path for sample in samples}) == len(samples)
     return [sample.name for sample in samples]
 
@@ -437,18 +445,18 @@ def test_list_on_stdin(nul: bool, stdin: bytes) -> None:
 def test_a_path_on_stdin_is_any_name(nul: bool, paths: list[bytes]) -> None:
     """Spaces belong to it, and bytes that are no UTF-8."""
     stdin = (b"\0" if nul else b"\n").join(paths)
-    samples = find.find_samples(["-"], io.BytesIO(stdin), nul)
+    samples = find_with_stdin(stdin, "-", nul=nul)
     assert [os.fsencode(sample.path) for sample in samples] == paths
 
 
 def test_a_list_on_stdin_names_members_of_archives(tree: Path) -> None:
     """Each by its own name, as a file."""
     lines = b"photos.zip::a/b/one.png\r\n\nc/two.png\n"
-    samples = find.find_samples(["-"], io.BytesIO(lines))
+    samples = find_with_stdin(lines, "-")
     assert [sample.name for sample in samples] == ["one.png", "two.png"]
     assert samples[0].archive == str(tree / "photos.zip")
     with pytest.raises(UsageError, match="stdin lists no images"):
-        find.find_samples(["-"], io.BytesIO(b"\n\r\n"))
+        find_with_stdin(b"\n\r\n", "-")
 
 
 def test_three_images_of_the_same_name(tree: Path) -> None:

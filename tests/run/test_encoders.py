@@ -244,7 +244,7 @@ def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) ->
 
     with closing(read_jobs(samples_of(*range(5)), wait, None, 4)) as jobs:
         next(jobs)
-        threading.Timer(SOON, gate.set).start()
+        threading.Timer(1, gate.set).start()
     assert read == ["0", "1"]
     names = [thread.name for thread in threading.enumerate()]
     assert not any(name.startswith("featviz-reader") for name in names)
