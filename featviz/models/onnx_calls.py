@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _LONGEST = 20_000
-"""Letters of such a list; the deepest of known models have 400."""
+"""Letters of such a list that are read; the deepest of known models have 400."""
 
 _DEEPEST = 60
 """Modules inside one another that are believed of a file."""
@@ -39,11 +39,11 @@ _QUANTISE = "QuantizeLinear"
 _DEQUANTISE = "DequantizeLinear"
 _SHAPES = ("Shape", "Size")
 _KEEPS_SOURCE = (_DEQUANTISE, "Transpose", "Cast", "Identity")
-"""Operators that give their first input in another form."""
+"""Operators whose output is their first input in another form."""
 _RANDOM = ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
 
 MODULE = "Module"
-"""The class of a module of which the file does not say it."""
+"""What stands for the class of a module where the file does not say it."""
 
 
 @dataclass
@@ -55,9 +55,10 @@ class LayerCall:
     type: str
     """The node's operator, or the module's class."""
     inputs: tuple[str, ...] = ()
-    """Values that it takes, without constants."""
+    """Names of the values that it takes, without constants."""
     outputs: tuple[str, ...] = ()
-    """Values that it gives; none for a module that has no value of its own."""
+    """Names of the values that it returns; none for a module of which nobody knows what it
+    returned."""
     inner: list[LayerCall] = field(default_factory=list)
     node: Any = None
     """The NodeProto; None for a module."""
@@ -67,22 +68,24 @@ class GraphValues(NamedTuple):
     """What is known of the values of a graph, by name."""
 
     constants: Mapping[str, str]
-    """Values that no input has a say in, with the name of the tensor that such a one is
-    made of, or an empty name."""
+    """Of each value that does not depend on the graph's inputs: the name of the
+    initializer that it is, maybe in another form; empty where it is computed."""
     stand_in: Mapping[str, str]
-    """Where a value is quantised at once: its name behind DequantizeLinear, which is
-    what the model goes on with."""
+    """Of each value that is quantised at once: the name of the value behind
+    DequantizeLinear, which the model goes on with."""
     origin: Mapping[str, str]
-    """The same backwards, and of what lies between."""
+    """Of the integers behind QuantizeLinear, and of each value behind DequantizeLinear:
+    the name of the value that was quantised."""
 
 
 class ScopedNode(NamedTuple):
     """A node and the modules around it."""
 
     proto: Any
+    """The NodeProto."""
     modules: tuple[str, ...] | None
-    """Qualified names, the innermost last; none for a node of the model itself. None
-    where the file does not know."""
+    """Qualified names, the innermost last; empty for a node of the model itself, None
+    where the file does not say it."""
     inputs: tuple[str, ...]
     """Names of the values that it takes: no weights or other constants, and nothing for
     an input that is left out."""
@@ -96,7 +99,8 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
     Left out are constants, the arithmetic of shapes, and the nodes that quantise.
 
     Args:
-        graph: The GraphProto; its local functions are inlined.
+        graph: The GraphProto, in which local functions are inlined and which ONNX Runtime
+            has accepted.
 
     Returns:
         The outermost calls, with those inside them, and what is known of the values.
@@ -115,14 +119,15 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
         inputs = _inputs_of(node, values)
         scopes = _scopes(node, classes)
         modules = path if scopes is None else scopes
+        # such a name is nobody's module, and a tree of so many containers ends in errors
         if modules and any(name.count(".") > _DEEPEST for name in modules):
             modules = None
         scoped_nodes.append(ScopedNode(node, modules, inputs, outputs))
-    return _Builder(graph, scoped_nodes, values, classes).calls(), values
+    return _CallBuilder(graph, scoped_nodes, values, classes).calls(), values
 
 
 def _inputs_of(node: Any, values: GraphValues) -> tuple[str, ...]:
-    """`ScopedNode.inputs`. A quantised value has a name of its own at each step, of
+    """`ScopedNode.inputs` of a node. A quantised value has another name at each step, of
     which the last one, behind DequantizeLinear, stands for all."""
     inputs = []
     for name in node.input:
@@ -142,8 +147,8 @@ def _read_values(graph: Any) -> GraphValues:
     for node in graph.node:
         if not _is_constant(node, constants) and node.op_type not in _SHAPES:
             continue
-        # Which tensor a convolution's weights are, also where they are quantised. A
-        # shape is known without the image, once the input's size is.
+        # The weights of a convolution are still those of a tensor where they are
+        # quantised. A shape is known without the image, once the input's size is.
         source = ""
         if node.op_type in _KEEPS_SOURCE:
             source = constants.get(node.input[0], "")
@@ -152,15 +157,18 @@ def _read_values(graph: Any) -> GraphValues:
 
 
 def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
-    """Constants, and the values that are quantised at once: all nodes that use such a
-    value get it from a DequantizeLinear. Where there are several of these, they give the
-    same, and the first stands for all.
+    """Find the values that are quantised at once: all nodes that use such a value get it
+    from a DequantizeLinear. Where there are several of these, they return the same, and
+    the first stands for all.
 
         Conv ── value ──► QuantizeLinear ── integers ──► DequantizeLinear ── stand-in ──► Relu
 
     Args:
-        graph: the GraphProto.
-        constants: as `GraphValues.constants`; these have no stand-in.
+        graph: The GraphProto.
+        constants: As `GraphValues.constants`; these have no stand-in.
+
+    Returns:
+        All that is known of the values, the constants among it.
     """
     users = defaultdict[str, list[Any]](list)
     for node in graph.node:
@@ -170,13 +178,13 @@ def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
     stand_in = {}
     origin = {}
     for node in graph.node:
-        if node.op_type != _QUANTISE or not node.input or not node.output:
+        if node.op_type != _QUANTISE:
             continue
         value = node.input[0]
         quantised = node.output[0]
         is_used_itself = len(users[value]) > 1 or value in outputs or value in constants
         operators = {user.op_type for user in users[quantised]}
-        # integers that an operator takes as they are (QLinearConv) are values themselves
+        # integers that an operator takes as they are (QLinearConv) are values that count
         if is_used_itself or operators != {_DEQUANTISE}:
             continue
         stand_in[value] = users[quantised][0].output[0]
@@ -186,8 +194,13 @@ def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
 
 
 def _is_constant(node: Any, constants: Collection[str]) -> bool:
-    """Whether a node gives the same for all inputs; one with a graph inside may take
-    values that are not among its inputs."""
+    """Whether a node returns the same for all inputs of the graph.
+
+    Args:
+        node: The NodeProto.
+        constants: Names of the values that do.
+    """
+    # a node with a graph inside may take values that are not among its inputs
     if node.op_type in _RANDOM or any(attribute.g.node for attribute in node.attribute):
         return False
     return all(name in constants for name in node.input if name)
@@ -201,7 +214,8 @@ def _scopes(node: Any, classes: dict[str, str]) -> tuple[str, ...] | None:
     torch.onnx.export(dynamo=True) writes; None for a file without it.
 
     Args:
-        classes: filled with the class of each of these modules, by its name.
+        node: The NodeProto.
+        classes: Gets the class of each of these modules, by its name.
     """
     metadata = {entry.key: entry.value for entry in node.metadata_props}
     scopes = _list_of_names(metadata.get(_SCOPES, ""))
@@ -216,7 +230,7 @@ def _scopes(node: Any, classes: dict[str, str]) -> tuple[str, ...] | None:
 
 def _list_of_names(text: str) -> list[str]:
     """The names in a list of strings as Python writes it, `['a', 'b']`; none where they
-    are more than known models have."""
+    are more than _DEEPEST."""
     names = re.findall("'([^']*)'", text[:_LONGEST])
     return names if len(names) <= _DEEPEST else []
 
@@ -234,38 +248,47 @@ def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
         'layer1.0.conv1')`. `()` for a node of the model itself, None for one whose name
         has another form.
     """
-    names_of_nodes = [_old_parts(node) for node in nodes]
+    names_of_nodes = [_old_names(node) for node in nodes]
     # the names that occur inside each module
     siblings = defaultdict[tuple[str, ...], set[str]](set)
     for names in names_of_nodes:
         for depth, name in enumerate(names or ()):
             siblings[names[:depth]].add(name)  # type: ignore[index]
-    paths: list[tuple[str, ...] | None] = []
-    for names in names_of_nodes:
-        if names is None:
-            paths.append(None)
-            continue
-        path: list[str] = []
-        previous = ""
-        for depth, name in enumerate(names):
-            # relu_1 may also be an attribute's own name: only beside a relu it is a count
-            uncounted_name = re.sub(r"_\d+$", "", name)
-            if uncounted_name in siblings[names[:depth]]:
-                name = uncounted_name
-            if not path:
-                path.append(name)
-            elif name.startswith(f"{previous}."):
-                path.append(path[-1] + name.removeprefix(previous))
-            else:
-                path.append(f"{path[-1]}.{name}")
-            previous = name
-        paths.append(tuple(path))
-    return paths
+    return [
+        None if names is None else _old_path(names, siblings)
+        for names in names_of_nodes
+    ]
 
 
-def _old_parts(node: Any) -> tuple[str, ...] | None:
-    """The parts of a node's name without its operator: `('layer1', 'layer1.0',
-    'conv1')`. None for a name of another form."""
+def _old_path(
+    names: tuple[str, ...], siblings: Mapping[tuple[str, ...], Collection[str]]
+) -> tuple[str, ...]:
+    """The qualified names of the modules around a node, the outermost first.
+
+    Args:
+        names: As `_old_names` returns them.
+        siblings: All names that occur behind the names before them.
+    """
+    path: list[str] = []
+    previous = ""
+    for depth, name in enumerate(names):
+        # relu_1 may also be an attribute's own name: only beside a relu it is a count
+        uncounted_name = re.sub(r"_\d+$", "", name)
+        if uncounted_name in siblings[names[:depth]]:
+            name = uncounted_name
+        if not path:
+            path.append(name)
+        elif name.startswith(f"{previous}."):
+            path.append(path[-1] + name.removeprefix(previous))
+        else:
+            path.append(f"{path[-1]}.{name}")
+        previous = name
+    return tuple(path)
+
+
+def _old_names(node: Any) -> tuple[str, ...] | None:
+    """The names of modules in a node's name: `('layer1', 'layer1.0', 'conv1')`; None where
+    the node's name has another form."""
     first, *names = node.name.split("/")
     if first or not names or len(names) > _DEEPEST or not all(names):
         return None
@@ -278,8 +301,8 @@ def _old_parts(node: Any) -> tuple[str, ...] | None:
 # Calls
 
 
-class _Builder:
-    """Makes calls of the nodes of a graph."""
+class _CallBuilder:
+    """Makes the calls of a graph of its nodes."""
 
     def __init__(
         self,
@@ -288,13 +311,13 @@ class _Builder:
         values: GraphValues,
         classes: Mapping[str, str],
     ) -> None:
-        """Note who takes which value.
+        """Note which nodes take which value.
 
         Args:
-            graph: the graph of the file.
-            nodes: its nodes, in their order.
-            values: its constants, and which values are the same.
-            classes: of modules, by name.
+            graph: The GraphProto.
+            nodes: Its nodes in their order, without those that are left out.
+            values: What is known of its values.
+            classes: Of modules, by name; those that the file does not say are missing.
         """
         self.nodes = nodes
         self.values = values
@@ -303,27 +326,28 @@ class _Builder:
             values.origin.get(output.name, output.name) for output in graph.output
         }
         self.users = defaultdict[str, list[int]](list)
-        """By value, the numbers of the nodes that take it."""
+        """By the name of a value, the numbers of the nodes that take it."""
         for number, scoped in enumerate(nodes):
             for name in scoped.inputs:
                 self.users[values.origin.get(name, name)].append(number)
         self.parents: set[str] = set()
-        """Modules that have modules."""
+        """Names of modules that have modules."""
         for scoped in nodes:
             self.parents.update((scoped.modules or ())[:-1])
-        self.names: set[str] = set()
-        """Names of the nodes of which the file knows no module."""
+        self.taken_names: set[str] = set()
+        """Those that `_unique` has returned."""
 
     def calls(self) -> list[LayerCall]:
-        """The calls of the model itself."""
+        """The outermost calls, with those inside them; to be asked once."""
         return list(self._calls_in(range(len(self.nodes)), 0))
 
     def _calls_in(self, stretch: range, depth: int) -> Iterator[LayerCall]:
-        """The calls of a module: of the modules inside it, and of its own nodes.
+        """The calls inside one call of a module: of the modules in it, and of its own
+        nodes.
 
         Args:
-            stretch: numbers of the module's nodes, which stand one behind the other.
-            depth: how many of the modules around each node have been entered.
+            stretch: Numbers of the call's nodes, which stand one behind the other.
+            depth: How many modules around each of the nodes have been entered.
         """
         number = stretch.start
         while number in stretch:
@@ -345,13 +369,12 @@ class _Builder:
         return (self.nodes[number].modules or ())[: len(modules)] == modules
 
     def _module_call(self, stretch: range, depth: int) -> Iterator[LayerCall]:
-        """The call of a module, to which all nodes of a stretch belong; of a module without
+        """The call of a module, to which all nodes of a stretch belong; for a module without
         modules the calls of its nodes.
 
         Args:
-            stretch: numbers of the module's nodes.
-            depth: how many modules around this one have been entered: its index among
-                those around its nodes.
+            stretch: Numbers of the call's nodes.
+            depth: The module's index among the modules around each of the nodes.
         """
         modules = self.nodes[stretch.start].modules or ()
         name = modules[depth]
@@ -380,9 +403,10 @@ class _Builder:
         """The call of a node.
 
         Args:
-            number: of the node.
-            modules: around it; None where the file does not say.
-            name: of its layer; None makes one, of its operator or its own name.
+            number: Of the node.
+            modules: Those around it; None where the file does not say them.
+            name: Of its layer; None for `layer1.0/Add`, of the module and the operator, or
+                for the node's own name where its modules are not known.
         """
         scoped = self.nodes[number]
         operator = scoped.proto.op_type
@@ -394,25 +418,30 @@ class _Builder:
         return LayerCall(name, operator, scoped.inputs, outputs, node=scoped.proto)
 
     def _unique(self, name: str) -> str:
-        """A name without empty components, of no other node."""
+        """A qualified name that this method has not returned before.
+
+        Args:
+            name: Of a node; empty components of it are left out.
+        """
         components = [component for component in name.split(".") if component]
         separator = "." if len(components) <= _DEEPEST else "_"
         name = separator.join(components) or "node"
         unique = name
         count = 1
-        while unique in self.names:
+        while unique in self.taken_names:
             unique = f"{name}_{count}"
             count += 1
-        self.names.add(unique)
+        self.taken_names.add(unique)
         return unique
 
     def _stand_in(self, value: str) -> str:
-        """The name by which other nodes take a value: of one that is quantised at once,
-        the one behind DequantizeLinear; else its own."""
+        """The name by which nodes take a value: its stand-in's where it is quantised at
+        once, else its own."""
         return self.values.stand_in.get(value, value)
 
     def _leaving(self, stretch: range) -> list[_Maker]:
-        """The values of a stretch of nodes that others take, or the model returns."""
+        """The values of a stretch of nodes that nodes outside it take, or the graph
+        returns."""
         leaving = []
         for number in stretch:
             for value in self.nodes[number].outputs:
@@ -422,15 +451,21 @@ class _Builder:
         return leaving
 
     def _goes_on(self, stretch: range, maker: _Maker, modules: tuple[str, ...]) -> bool:
-        """Whether nodes of the same module that stand elsewhere take its value, so that
-        the stretch is only a piece of its call."""
+        """Whether a stretch is only a piece of a call, since nodes of the same module that
+        stand elsewhere take its value.
+
+        Args:
+            stretch: Numbers of nodes.
+            maker: The one that makes the value.
+            modules: Those around the stretch, this module the last.
+        """
         return any(
             number not in stretch and self._is_in(number, modules)
             for number in self.users[maker.value]
         )
 
     def _entering(self, stretch: range) -> tuple[str, ...]:
-        """The values that a stretch of nodes takes from outside."""
+        """The names of the values that a stretch of nodes takes from outside."""
         made: set[str] = set()
         entering: dict[str, None] = {}
         for scoped in self.nodes[stretch.start : stretch.stop]:
@@ -442,10 +477,12 @@ class _Builder:
 
 
 class _Maker(NamedTuple):
-    """A node whose value leaves its module."""
+    """A node whose value is used outside of its module."""
 
     number: int
+    """The node's."""
     value: str
+    """The name of the value."""
 
 
 def all_calls(calls: Collection[LayerCall]) -> Iterator[LayerCall]:

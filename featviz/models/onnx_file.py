@@ -17,11 +17,12 @@ from featviz.models.requirements import first_line, import_library
 from featviz.text import counted, listed, quoted
 
 MOST_BYTES = 2**31 - 1
-"""The most that a graph has with its weights: protobuf, in which it reaches ONNX Runtime,
+"""The most bytes of a graph with its weights: protobuf, in which it reaches ONNX Runtime,
 takes no more."""
 
 MOST_NODES = 200_000
-"""Limit of a graph with its local functions inlined; large vision models have 10,000."""
+"""The most nodes of a graph with its local functions inlined; large vision models have
+10,000."""
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Domains of the operators that ONNX Runtime has itself."""
@@ -46,8 +47,9 @@ def read_graph(path: Path) -> Any:
         The ModelProto, without local functions and without external data.
 
     Raises:
-        LoadError: It is not an ONNX model, is too large, names data outside of its
-            folder, or needs operators that ONNX Runtime has not.
+        FileNotFoundError, FileError: Where it cannot be read.
+        LoadError: Where it is no ONNX model, is too large, names data that is missing or
+            outside of its folder, or needs operators that ONNX Runtime has not.
     """
     import onnx.inliner
     from google.protobuf.message import DecodeError
@@ -62,7 +64,7 @@ def read_graph(path: Path) -> Any:
             f"{path.name} is no ONNX model, or not the whole of one",
             "export or fetch it again",
         ) from error
-    # before inlining, which would not end
+    # before inlining, which would not end where a function calls itself
     _check_size(model, path.name)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
@@ -95,16 +97,21 @@ def all_nodes(nodes: Sequence[Any]) -> Iterator[Any]:
 
 
 def _function_key(proto: Any, name: str) -> str:
-    """The key of a function, or of a node that may call one."""
+    """A key that is the same for a local function and for the nodes that call it.
+
+    Args:
+        proto: The FunctionProto or the NodeProto.
+        name: The function's, or the node's operator.
+    """
     # onnx takes these two domains for one
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     return f"{domain}::{name}::{proto.overload}"
 
 
 def _check_size(model: Any, file_name: str) -> None:
-    """Refuse a graph of more nodes than MOST_NODES when its functions are inlined (thirty
-    of which each calls the next one twice become 2^30), and functions that call one
-    another in a circle. LoadError.
+    """Refuse, with LoadError, a graph that would have more than MOST_NODES nodes with its
+    functions inlined (thirty, each of which calls the next one twice, become 2^30), and
+    functions that call one another in a circle.
 
     Args:
         model: The content of the file, onnx.ModelProto.
@@ -147,8 +154,8 @@ def _check_size(model: Any, file_name: str) -> None:
 
 
 def _check_operators(model: Any, file_name: str) -> None:
-    """Refuse operators that are in a library of somebody's own, which would be code.
-    LoadError.
+    """Refuse, with LoadError, operators that are in a library of somebody's own, which
+    would be code.
 
     Args:
         model: The content of the file, onnx.ModelProto.
@@ -167,8 +174,8 @@ def _check_operators(model: Any, file_name: str) -> None:
 
 
 def _check_sparse(model: Any, file_name: str) -> None:
-    """Refuse sparse tensors whose values are in another file, with LoadError: onnx
-    leaves these to ONNX Runtime, which would look for the file in the current folder.
+    """Refuse, with LoadError, sparse tensors whose values are in another file: onnx leaves
+    these to ONNX Runtime, which would look for the file in the current folder.
 
     Args:
         model: The content of the file, onnx.ModelProto.

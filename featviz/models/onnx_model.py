@@ -40,11 +40,10 @@ from featviz.text import by, quoted
 RUNTIME = "ONNX Runtime"
 
 _READABLE = re.compile(r"tensor\((float|double|float16|u?int\d+|bool)\)")
-"""Types of values that numpy has; bfloat16 is none, which ONNX Runtime cannot hand out.
-"""
+"""Types of values that ONNX Runtime returns as arrays; bfloat16 is none of them."""
 
 MOST_SECONDS = 60.0
-"""The time for a run of a graph with loops, which may have no end."""
+"""The longest run of a graph with loops, which may have no end."""
 
 _LOOPS = ("Loop", "Scan")
 
@@ -53,7 +52,8 @@ _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+ 
 """What stands before messages of ONNX Runtime: which error, and where in its code."""
 
 _SESSIONS = 2
-"""Kept for other sets of hooked layers: that of the first look, and that of the run."""
+"""How many are kept, each for a set of hooked layers: that of the first look, and that of
+the run."""
 
 _PICTURE_CHANNELS = (1, 3, 4)
 """What the last axis of an image with channels last may be."""
@@ -112,7 +112,8 @@ _KEEPS_AXES = [
     "Identity",
     "Cast",
 ]
-"""Operators whose outputs have channels where their inputs have them."""
+"""Operators whose outputs have channels where their inputs have them. Those before them
+(_CHANNELS_FIRST) have them behind the batch."""
 
 
 class OnnxInput(NamedTuple):
@@ -126,6 +127,7 @@ class OnnxInput(NamedTuple):
     shape: tuple[int | None, ...]
     """None for any size."""
     channels_last: bool
+    """Whether it takes images as [N, H, W, C]."""
 
     @property
     def is_image(self) -> bool:
@@ -134,7 +136,8 @@ class OnnxInput(NamedTuple):
 
     @property
     def fixed(self) -> FixedInput:
-        """The channels, and the height and width, of the images that it takes."""
+        """The channels and the size of the images that it takes, as far as the graph says
+        them."""
         if not self.is_image:
             return ANY_INPUT
         _, channels, height, width = self.shape
@@ -153,12 +156,11 @@ class OnnxInput(NamedTuple):
         return str(self.dtype).removeprefix("torch.") + " " + by(sizes)
 
     def feed(self, value: Any) -> np.ndarray:
-        """What the session takes.
+        """The array that the session takes for a value.
 
         Args:
-            value: a tensor of images [N, C, H, W], values 0..1 where the graph takes
-                integers; for an input that is not an image any tensor, or what torch
-                makes one of.
+            value: A tensor of images [N, C, H, W], in 0..1 where the graph takes integers;
+                for an input that is not an image any tensor, or what torch makes one of.
         """
         tensor = torch.as_tensor(value).detach().cpu()
         if self.channels_last and tensor.ndim == 4:
@@ -176,14 +178,15 @@ class OnnxLayer(nn.Module):
 
     computed_by = RUNTIME
     channel_order: Literal["first"] | None = None
-    """Where the channels of its output are, if its operator says it."""
+    """`first` where its operator says that its output is [N, C, ...]."""
     operator = ""
     """That of its node; empty for a module."""
     body: Callable[[], Any] | None = None
-    """Set while it is called: plays the calls inside it, and gives its value."""
+    """Set while it is called: calls the layers inside it, and returns its value."""
 
     def forward(self, *inputs: Tensor) -> Any:
-        """The value that the session computed; the inputs are for hooks."""
+        """The value that the session computed; None outside of a pass of the model. The
+        inputs are for hooks alone."""
         return None if self.body is None else self.body()
 
     def macs(self, inputs: Sequence[Any], output: Any) -> int | None:
@@ -191,7 +194,8 @@ class OnnxLayer(nn.Module):
         None where they are not known.
 
         Args:
-            inputs: those that are no constants of the graph.
+            inputs: The call's, without constants of the graph.
+            output: The call's.
         """
         if not _MULTIPLIES.search(self.operator):
             return 0
@@ -220,10 +224,11 @@ class OnnxModel(nn.Module):
     computed_by = RUNTIME
 
     def __init__(self, proto: Any, inputs: Sequence[OnnxInput]) -> None:
-        """Make a model without layers.
+        """Make a model without layers; `load_onnx` adds them and the calls.
 
         Args:
             proto: The ModelProto, without external data.
+            inputs: Those of the graph that have no default, in its order.
         """
         super().__init__()
         self.content: bytes = proto.SerializeToString()
@@ -231,11 +236,13 @@ class OnnxModel(nn.Module):
         self.output_names = [output.name for output in proto.graph.output]
         self.has_loops = any(n.op_type in _LOOPS for n in all_nodes(proto.graph.node))
         self.calls: list[LayerCall] = []
+        """The outermost calls, in the order of a forward pass."""
         self.layers: dict[str, OnnxLayer] = {}
         """By qualified name; containers that are not called are left out."""
         # Filled, never replaced: attributes of modules are put back after each pass.
         self._sessions: dict[int, dict[Any, Any]] = {}
-        """By process, then by threads and by the names of the values that they give."""
+        """By the id of the process; then by the number of threads and the names of the
+        values that they return."""
 
     def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A forward pass, in which the layers with hooks are called.
@@ -249,14 +256,14 @@ class OnnxModel(nn.Module):
             The graph's output: a tensor, or a dict of several by their names.
 
         Raises:
-            UsageError: An input has no argument.
-            RuntimeError: The session fails, such as on an image of another size.
+            UsageError: Where an input has no argument.
+            RuntimeError: Where the session fails, such as on an image of another size.
         """
         arguments = self._arguments(images, named)
         feeds = {item.name: item.feed(arguments[item.argument]) for item in self.inputs}
-        values = self._compute(self._needed(), feeds)
+        values = self._compute(self._needed_values(), feeds)
         values |= {item.name: arguments[item.argument] for item in self.inputs}
-        self._play(self.calls, values)
+        self._call_layers(self.calls, values)
         outputs = [values[name] for name in self.output_names]
         if len(outputs) == 1:
             return outputs[0]
@@ -265,8 +272,8 @@ class OnnxModel(nn.Module):
     def _arguments(
         self, images: Sequence[Any], named: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The argument of each input, by `OnnxInput.argument`; UsageError where an input
-        has none. `images` and `named` are those of `run`."""
+        """The argument of each input, by `OnnxInput.argument`. The parameters, and what is
+        raised, are those of `run`."""
         arguments = dict(named)
         # in the order of forward's arguments, see `_model_class`: images come first
         ordered = sorted(self.inputs, key=lambda item: not item.is_image)
@@ -280,8 +287,8 @@ class OnnxModel(nn.Module):
                 )
         return arguments
 
-    def _needed(self) -> set[str]:
-        """The values that hooks will see, and the graph's outputs."""
+    def _needed_values(self) -> set[str]:
+        """The names of the values that hooks will see, and of the graph's outputs."""
         needed = {*self.output_names}
         for call in all_calls(self.calls):
             module = self.layers[call.name]
@@ -291,12 +298,19 @@ class OnnxModel(nn.Module):
                     needed.update(call.inputs)
         return needed
 
-    def _play(self, calls: Sequence[LayerCall], values: Mapping[str, Any]) -> None:
-        """Call the layers that have hooks."""
+    def _call_layers(
+        self, calls: Sequence[LayerCall], values: Mapping[str, Any]
+    ) -> None:
+        """Call the layers that have hooks.
+
+        Args:
+            calls: In the order of a forward pass; those inside them are gone through, too.
+            values: By name, all of `_needed_values`.
+        """
         for call in calls:
             module = self.layers[call.name]
             if not call.outputs or not _is_hooked(module):
-                self._play(call.inner, values)
+                self._call_layers(call.inner, values)
                 continue
             inputs = call.inputs if module._forward_pre_hooks else ()
             arguments = [values[name] for name in inputs]
@@ -304,28 +318,31 @@ class OnnxModel(nn.Module):
             # hooks behind it see its outputs: as in a module that computes.
             # A file may have a module called `body` inside, which nn.Module would refuse
             # to replace; and nothing is kept where a hook raises.
-            vars(module)["body"] = partial(self._finish, call, values)
+            vars(module)["body"] = partial(self._body, call, values)
             try:
                 module(*arguments)
             finally:
                 vars(module)["body"] = None
 
-    def _finish(self, call: LayerCall, values: Mapping[str, Any]) -> Any:
-        self._play(call.inner, values)
+    def _body(self, call: LayerCall, values: Mapping[str, Any]) -> Any:
+        """`OnnxLayer.body` of the layer of a call."""
+        self._call_layers(call.inner, values)
         outputs = [values[name] for name in call.outputs]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _compute(
         self, names: Collection[str], feeds: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        """Values of the graph by name; None for those that numpy has no type for.
+        """Values of the graph by name, as tensors; None for those of another type than
+        _READABLE.
 
         Args:
             names: Of the values.
             feeds: What the session takes, by the names of inputs.
 
         Raises:
-            RuntimeError: Where the session fails.
+            RuntimeError: Where the session fails, or takes longer than MOST_SECONDS in a
+                graph with loops.
         """
         import onnxruntime
 
@@ -354,11 +371,11 @@ class OnnxModel(nn.Module):
         return values
 
     def session(self, names: Collection[str] = ()) -> Any:
-        """A session that gives these values beside the graph's outputs; the one that
-        there is for the same values, or a new one.
+        """A session of ONNX Runtime that returns values beside the graph's outputs: the one
+        that was made for the same values, or a new one. Raises what ONNX Runtime does.
 
         Args:
-            names: Of values; those of inputs and outputs may be among them.
+            names: Of the values; those of inputs and outputs may be among them.
         """
         # Those of the process that this one was forked from are neither used nor ended:
         # the end of one would wait for its threads, which a fork does not copy.
@@ -370,8 +387,8 @@ class OnnxModel(nn.Module):
         import onnx
         import onnxruntime
 
-        # Optimising the graph joins nodes, and values between them are gone: what is an
-        # output of the graph stays.
+        # ONNX Runtime joins nodes, so that values between them are gone. What is an output
+        # of the graph stays.
         fragment = onnx.ModelProto()
         input_names = {item.name for item in self.inputs}
         for name in sorted(set(names) - set(self.output_names) - input_names):
@@ -381,7 +398,7 @@ class OnnxModel(nn.Module):
         options.log_severity_level = 4  # errors are raised; stderr is featviz's own
         # threads that wait busily would take the cores of those that draw
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if _memory_is_bounded():
+        if _bound_memory():
             options.add_session_config_entry("session.use_env_allocators", "1")
         # each session has the weights once more
         while len(sessions) >= _SESSIONS:
@@ -397,10 +414,10 @@ class OnnxModel(nn.Module):
 
 
 @lru_cache(maxsize=1)
-def _memory_is_bounded() -> bool:
-    """Let all sessions together take half of the machine's memory, since a graph can
-    ask for any size, and the system would end the process. False where it is unknown
-    how much there is."""
+def _bound_memory() -> bool:
+    """Let all sessions of this process together take half of the machine's memory, since a
+    graph can ask for any size, and the system would end the process. False where nobody
+    says how much memory there is."""
     if not hasattr(os, "sysconf"):
         return False
     import onnxruntime as runtime
@@ -419,7 +436,8 @@ def _memory_is_bounded() -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What ONNX Runtime says, without where in its code, and on one line."""
+    """What an error of ONNX Runtime says, on one line, without its code and its place in
+    the source."""
     text = first_line(error)
     if _NO_MEMORY.search(text):
         return "an operator needs more memory than there is"
@@ -427,6 +445,7 @@ def _reason(error: Exception) -> str:
 
 
 def _is_hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks of its forward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -437,7 +456,7 @@ def load_onnx(path: Path) -> Loaded:
     """Load a graph.
 
     Raises:
-        LoadError: The packages are missing, the file is not a model or a harmful one,
+        LoadError: Where the packages are missing, the file is no model or a harmful one,
             or ONNX Runtime cannot run it.
     """
     require_onnx(path.name)
@@ -467,7 +486,8 @@ def load_onnx(path: Path) -> Loaded:
 
 
 def _argument_name(name: str) -> str:
-    """A name that Python allows for an argument: `in` becomes `_in`."""
+    """The name of a value in a form that Python allows for an argument: `x.1` becomes
+    `x_1`, and `in` `_in`."""
     name = re.sub(r"\W", "_", name)
     is_free = name.isidentifier() and not iskeyword(name) and name != "self"
     return name if is_free else f"_{name}"
@@ -477,7 +497,7 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
     """The inputs of a graph that have no default.
 
     Raises:
-        LoadError: Where there are none, or one takes no tensor of numbers.
+        LoadError: Where there are none, or one of them takes no tensor of numbers.
     """
     import onnx
 
@@ -527,8 +547,9 @@ def _has_channels_last(shape: Sequence[int | None]) -> bool:
 
 
 def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
-    """A class whose forward has the arguments of a graph: those that are not images have
-    a default, since they are not made of images."""
+    """A class of models whose forward has the arguments of a graph. Those that are not
+    images have a default, so that nobody takes them for images, unless there is only one.
+    """
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = []
     # Python wants parameters without a default first
@@ -557,6 +578,8 @@ def _add_layers(
     """Give a model a module for each layer that its calls name.
 
     Args:
+        model: Gets the modules, also in `layers`; it has its `calls`.
+        values: What is known of the graph's values.
         tensors: The graph's initializers, by name.
     """
     # values whose second axis is channels, followed from node to node
@@ -580,11 +603,18 @@ def _add_layers(
 
 
 def _class_name(type_name: str) -> str:
-    """A class name for an operator, which a file may call as it likes."""
+    """A name of a Python class for an operator or a module; a file may call these as it
+    likes."""
     return quoted(re.sub(r"\W", "_", type_name), 60)
 
 
 def _gives_channels_first(call: LayerCall, channels_first: Collection[str]) -> bool:
+    """Whether the output of a node is [N, C, ...].
+
+    Args:
+        call: Of the node.
+        channels_first: Names of values of which this is known.
+    """
     if call.type in _CHANNELS_FIRST:
         return True
     return (
@@ -595,8 +625,9 @@ def _gives_channels_first(call: LayerCall, channels_first: Collection[str]) -> b
 
 
 def _place(model: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put a layer where its qualified name says, into containers where there is
-    nothing."""
+    """Make a layer the module of its qualified name in the model. Containers are made for
+    what is missing around it; one that stands in its place is replaced, and the layer gets
+    what is inside."""
     *containers, last = name.split(".")
     parent = model
     for container in containers:
@@ -618,12 +649,15 @@ def _add_parameters(
     tensors: Mapping[str, Any],
     parameters: dict[str, nn.Parameter | None],
 ) -> None:
-    """Give a layer the constants that its node takes, for what lists parameters.
+    """Give a layer the constants that its node takes, as its parameters.
 
     Args:
+        layer: Gets the parameters.
+        node: The NodeProto.
+        values: What is known of the graph's values.
         tensors: The graph's initializers, by name.
-        parameters: Those of the graph by name, filled as they are met; None for a
-            constant that is not a parameter.
+        parameters: The parameters of all layers by the names of their initializers, None
+            for one that is no parameter; gets those that are met first.
     """
     names = ("", *_PARAMETER_NAMES.get(node.op_type, ()))
     for index, value in enumerate(node.input):
@@ -644,7 +678,8 @@ def _add_parameters(
 
 
 def _parameter(tensor: Any) -> nn.Parameter | None:
-    """A tensor of the graph as a parameter; None for shapes, axes and texts."""
+    """An initializer of the graph (TensorProto) as a parameter; None for shapes, axes and
+    texts."""
     import onnx
 
     array = onnx.numpy_helper.to_array(tensor)
