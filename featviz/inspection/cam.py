@@ -247,7 +247,7 @@ def cam(
         explain = partial(_explain, prepared, show, cmap, options.channels)
 
         def explained(samples: Sequence[Sample]) -> Iterator[ImageCam]:
-            """The result of each image: in its file, if it is to have one."""
+            """Yield each image's result, when its picture is written if it has a file."""
             for job in visit(samples, read, explain):
                 result = job.result
                 if result is None:
@@ -262,7 +262,7 @@ def cam(
 
 
 def _warned(results: Iterable[ImageCam], channels: str | None) -> Iterator[ImageCam]:
-    """The results; at their end a warning of the channels that layers lack.
+    """Yield the results, and then warn of channels that layers lack.
 
     Args:
         channels: as --channels takes it.
@@ -375,7 +375,7 @@ def picture_files(
 
 
 def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
-    """Write the picture of an image; the result with its path."""
+    """Write the picture of an image, and return the result with its path."""
     assert result.shown is not None, "only images that failed have none"
     method = REDUCTIONS[result.method]
     note = method.title if method.attends else f"evidence ({method.title})"

@@ -210,7 +210,11 @@ def measure_fields(
 
 
 def picture_name(spec: str) -> str:
-    """`field-resnet18.png`."""
+    """The file of the picture where --out names none: `field-resnet18.png`.
+
+    Args:
+        spec: MODEL, as the user typed it.
+    """
     return safe_name(f"field-{in_file_name(Path(spec).name)}.png")
 
 

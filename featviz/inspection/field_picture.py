@@ -146,22 +146,26 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     width = max(2 * _MARGIN + columns * across - _GAP, 8.0)
     height = chart_top + (len(tiles) + 1) * _BAR + _MARGIN
     canvas = Canvas(round(height * DPI), round(width * DPI))
-    looking = "layers"
+    layers = "layers"
     if len({tile.model for tile in tiles}) == 1:
-        looking = f"the layers of {tiles[0].model}"
+        layers = f"the layers of {tiles[0].model}"
         tiles = [tile._replace(model="") for tile in tiles]
-    title = f"How far {looking} look: effective receptive fields"
-    max_width = width - 2 * _MARGIN
-    # a long name gets smaller letters
-    points = min(12.0, _TITLE_POINTS * max_width / len(title))
-    bold = Letters(points, INK, bold=True)
-    canvas.write(title, _MARGIN, _MARGIN, bold, max_width=max_width)
+    title = f"How far {layers} look: effective receptive fields"
+    _draw_title(canvas, title, width - 2 * _MARGIN)
     _draw_key(canvas, images, cmap)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, grid.cell(number), cmap)
     chart = Cell(_MARGIN, chart_top, width - 2 * _MARGIN, (len(tiles) + 1) * _BAR)
     _draw_chart(canvas, tiles, chart)
     return canvas.pixels
+
+
+def _draw_title(canvas: Canvas, title: str, max_width: float) -> None:
+    """Write the title at the top, in smaller letters where it is longer than `max_width`
+    inches."""
+    points = min(12.0, _TITLE_POINTS * max_width / len(title))
+    bold = Letters(points, INK, bold=True)
+    canvas.write(title, _MARGIN, _MARGIN, bold, max_width=max_width)
 
 
 def _draw_key(canvas: Canvas, images: int, cmap: str) -> None:

@@ -43,6 +43,7 @@ FLOPS_PER_MAC = 2
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of an attention, from the shapes of its first three arguments."""
     flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
     return flops
 
@@ -386,7 +387,7 @@ class Usage:
 
 @dataclass
 class _Frame:
-    """A module that is running, with the counts when it was entered."""
+    """A module that is running, with the counts of MACs and bytes when it was entered."""
 
     module: nn.Module
     input_shape: list[int] | None
@@ -414,7 +415,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The innermost module last."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward pre-hook."""
+        """The hook before a module's call: note that it runs, and the counts so far."""
         # what a module inside gives counts as its own output, not as its parent's
         if self._running:
             self._running[-1].is_leaf = False
@@ -424,7 +425,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def leave(
         self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any
     ) -> None:
-        """A forward hook: add the call to the usage of its layer.
+        """The hook after a module's call: add the call to the usage of its layer.
 
         Args:
             now: tells the layer to which the call belongs.
@@ -464,6 +465,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._macs_of_nodes += macs
 
     def _macs(self) -> int:
+        """All multiply-accumulates so far."""
         flops = int(self.flops.get_total_flops())
         return flops // FLOPS_PER_MAC + self._macs_of_nodes
 
@@ -485,12 +487,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's values; of a nested one those of its parts."""
     if tensor.is_nested:
         return sum(map(_bytes, tensor.unbind()))
     return tensor.numel() * tensor.element_size()
 
 
-def _shape_of_first(outputs: Sequence[Tensor]) -> list[int] | None:
-    if not outputs or outputs[0].is_nested:
+def _shape_of_first(tensors: Sequence[Tensor]) -> list[int] | None:
+    """The shape of the first tensor; None without one, or for a nested one."""
+    if not tensors or tensors[0].is_nested:
         return None
-    return list(outputs[0].shape)
+    return list(tensors[0].shape)

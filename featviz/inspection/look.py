@@ -242,10 +242,15 @@ def look(
     prepared = prepare(model, samples, run)
     if len(prepared.samples) > 1:
         first = quoted(prepared.samples[0].name)
-        log.info(
-            "the first of %d images, %s; name another one", len(prepared.samples), first
-        )
+        message = "the first of %d images, %s; name another one"
+        log.info(message, len(prepared.samples), first)
     result = _see(name + prepared.model.weights_note, prepared, options, out)
+    channels = {row.name: range(row.maps) for row in result.layers}
+    warn_of_lacking(options.channels, channels)
+    if result.left_out:
+        count = len(result.layers)
+        total = count + len(result.left_out)
+        log.info("%d of %d stages; --layers takes others", count, total)
     with write_file(out) as file:
         write_pixels(file, result.picture, {"Software": "featviz look"})
     return result
@@ -306,15 +311,6 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         shown=_seen(image),
         remark=outcome.remark,
     )
-    channels = {row.name: range(row.maps) for row in result.layers}
-    warn_of_lacking(options.channels, channels)
-    if result.left_out:
-        count = len(result.layers)
-        log.info(
-            "%d of %d stages; --layers takes others",
-            count,
-            count + len(result.left_out),
-        )
     return replace(result, picture=_page(result, outcome, collector, options))
 
 
@@ -602,6 +598,7 @@ def class_colors() -> Bytes:
 
 
 def _rgb(pixels: Bytes) -> Bytes:
+    """Pixels [H, W, C] of one channel or three as [H, W, 3]."""
     return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
 
@@ -744,6 +741,7 @@ def _ranges(picture: GridPicture, channels: Sequence[int]) -> list[Span]:
 
 
 def _finite_span(low: np.float32, high: np.float32) -> Span:
+    """A range, with None in place of NaN and infinity."""
     return finite(float(low)), finite(float(high))
 
 

@@ -104,8 +104,8 @@ class Layout:
 
     def channels_first(self, array: np.ndarray, channels: int) -> np.ndarray:
         """Turn an array of this layout into [channels, N] without knowing the model,
-        the values of each channel in the order of `to_maps`; tokens beside a grid lie
-        where they lie. ValueError or IndexError for an array without values."""
+        the values of each channel in the order of `to_maps`; tokens beside a grid stay
+        among the others. ValueError or IndexError for an array without values."""
         if self.rows is not None:
             return self.rows(array, channels)
         assert self.channel_axis is not None
@@ -119,7 +119,8 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _on_grid(channels: Tensor, arrangement: Arrangement) -> Tensor:
-    """[D, T] to maps, without the tokens beside the grid."""
+    """Turn tokens [D, T] into maps [D, time, height, width], without the tokens beside
+    the grid."""
     end = channels.shape[1] - len(arrangement.suffix)
     tokens = channels[:, len(arrangement.prefix) : end].contiguous()
     return tokens.view(-1, arrangement.time, arrangement.height, arrangement.width)
@@ -155,7 +156,7 @@ def _rows_of_attention(array: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _vector(tensor: Tensor, arrangement: Arrangement) -> Tensor:
-    """F maps of N numbers each."""
+    """Turn rows of numbers [..., F] into F maps, each a column of a number for each row."""
     return tensor.reshape(-1, tensor.shape[-1]).T.contiguous()[:, None, :, None]
 
 
@@ -166,7 +167,7 @@ def channels_of_pieces(shape: Sequence[int], trace: Trace) -> list[int]:
 
 
 def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
-    """Put each value of a tensor back to its position in the map; padding goes.
+    """Put each value of a tensor back to its position in the map; padding is left out.
 
     Two windows of 2 × 2 values a to h, in a map of 2 rows:
 
@@ -386,6 +387,7 @@ def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement 
 
     Args:
         length: how many tokens there are, those beside the grid included.
+        hints: on the input's size, its time steps, and the model's own tokens.
         layout: that the arrangement will have, one of tokens.
 
     Returns:

@@ -239,7 +239,8 @@ def _on_each_edge(rule: EdgeRule) -> FieldRule:
 
 
 def _only(tables: Tables) -> Tensor:
-    """The table of the first tensor; ValueError where another sees something, too."""
+    """The table of the first tensor; ValueError where it sees nothing, or another tensor
+    sees something, too."""
     seen = [table for table in tables if table is not None]
     if len(seen) > 1 or tables[0] is None:
         raise ValueError("its first tensor alone must see something")

@@ -44,8 +44,9 @@ MadeBy: TypeAlias = Callable[[Tensor], int | None]
 Listener: TypeAlias = Callable[
     [Layer, int, Sequence[Any], Mapping[str, Any], Any, MadeBy], int | None
 ]
-"""Takes a layer, which of its calls it is, its arguments and its output. Returns a
-number for the call, or None where calls inside it made the output."""
+"""Takes a layer, which of its calls it is (from 0), its arguments and its output, and a
+MadeBy for its tensors. Returns a number for the call, or None where calls inside it made
+the output."""
 
 
 class TraceKey(NamedTuple):
@@ -119,7 +120,9 @@ class Follower:
     def enter(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Hear that a layer or a function is called: note the tags of its arguments."""
+        """Hear that a layer or a function is called. What a module takes is noted; what the
+        model itself takes are images, which are tagged. Of functions, only assignments
+        are heard of here."""
         if layer.is_function:
             if layer.type == "fn:setitem" and self.constants is not None:
                 # it returns None, so that `leave` does not hear of it

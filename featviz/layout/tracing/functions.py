@@ -68,6 +68,7 @@ def _join(function: Callable[..., Any]) -> FollowedFunction:
 
 
 def _each(names: str, function: FollowedFunction) -> dict[str, FollowedFunction]:
+    """One entry for several names, with spaces between them."""
     return dict.fromkeys(names.split(), function)
 
 

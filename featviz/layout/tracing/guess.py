@@ -156,8 +156,8 @@ def parse_override(text: str) -> Override:
 
 
 def _check_layout(text: str) -> None:
-    """Refuse a text that is not a layout that the shape alone can have, with
-    LayoutError."""
+    """Raise LayoutError for a text that is none of CHOICES, or has a grid that is none or
+    that its layout does not take."""
     name, colon, grid = text.partition(":")
     layout = LAYOUTS.get(name)
     if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
