@@ -13,6 +13,7 @@ import torchvision
 from borrowed import assert_same, state_of
 from networks import Net
 from torch import Tensor, nn
+from torch.nn import functional
 
 from featviz.exemplars.collect import ExemplarCollector, strongest_values
 from featviz.exemplars.fields import receptive_fields
@@ -136,7 +137,36 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
     "residual": residual,
     "transposed": up(nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1)),
     "bilinear": up(nn.Upsample(scale_factor=2, mode="bilinear")),
-    "rolled": between(lambda x: torch.roll(x, (1, 2), (2, 3))),
+    **{
+        name: between(way)
+        for name, way in {
+            "rolled": lambda x: torch.roll(x, (1, 2), (2, 3)),
+            "gated": lambda x: functional.glu(torch.cat([x, x.roll(2, 3)], 1), 1),
+            "gated in halves": lambda x: functional.glu(torch.cat([x, x], 3)),
+            "einsum of channels": lambda x: torch.einsum(
+                "bchw,cd->bdhw", x, torch.ones(4, 4)
+            ),
+            "einsum of rows": lambda x: torch.einsum(
+                "bchw,hk->bckw", x, torch.ones(16, 16)
+            ),
+            "matrices": lambda x: x @ torch.ones(13, 5),
+            "matrices in front": lambda x: torch.ones(4, 16) @ x,
+            "windows of a map": lambda x: functional.unfold(x, 3, padding=1).unflatten(
+                2, SIZE
+            )[:, 8::9],
+            "windows of an axis": lambda x: x.unfold(2, 3, 2).sum(-1),
+            "windows by name": lambda x: x.unfold(dimension=3, size=2, step=3).amax(-1),
+            "larger of two": lambda x: torch.max(x, x.flip(2)),
+            "of length one": lambda x: functional.normalize(x, dim=3),
+            "normalised": lambda x: functional.layer_norm(x, x.shape[3:]) ** 3,
+            "one row": lambda x: x.sum(2, keepdim=True),
+            "rows as one": lambda x: x.mean(2)[:, :, None],
+            "moved": lambda x: x.movedim(2, 3).flip(3).mT[..., 2:],
+            "halves swapped": lambda x: torch.cat(x.chunk(2, 3)[::-1], 3),
+            "shuffled channels": lambda x: functional.channel_shuffle(x, 2),
+            "filled": lambda x: x + torch.zeros_like(x[..., :1]).expand(x.shape),
+        }.items()
+    },
 }
 """Nets whose layer `last` the functions tell all of."""
 
