@@ -1,6 +1,6 @@
-"""What people type by mistake, and what helps: a hint, with the whole command where
-words of it are to be replaced. What knows models and images is imported late, since
---help waits for this."""
+"""What people type by mistake, and what helps: a hint, mostly with the whole corrected
+command. Modules that know models and images are imported late, since --help waits for
+this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import click
 from featviz.errors import FeatvizError, UsageError
 from featviz.text import quoted
 
-# Characters that a hint shows: an expanded glob may have more.
+# Characters of a command line that a hint shows: one with an expanded glob may have more.
 _LONGEST_COMMAND = 500
 _SYNONYMS = {
     "--gpu": "--device=cuda",
@@ -30,8 +30,8 @@ _SYNONYMS = {
     "--class": "--target",
     "--image-size": "--size",
 }
-"""Options of other tools, which no likeness of letters leads to, and what they are
-called here."""
+"""What options of other tools are called here, where the spelling does not lead to it.
+"""
 
 _COMMANDS_ELSEWHERE = {
     "show": "look",
@@ -43,25 +43,26 @@ _COMMANDS_ELSEWHERE = {
     "gradcam": "cam",
     "compare": "diff",
 }
-"""Words for what commands do, and the commands."""
+"""What commands of other tools, and words for what commands do, are called here."""
 
-# tensors that are images may have .pt
+# without .pt, which tensors that are images may have
 _WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
-# Words before and behind a wrong one that may belong to the same path.
+# Arguments before and behind a wrong one that may be pieces of the same path.
 _NEIGHBOURS = 5
+# options that take a list
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
 
 
 class Advice(NamedTuple):
-    """An error of click's, for people."""
+    """What is said of an error of click's."""
 
     message: str
     hint: str | None
 
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
-    """The error's hint, and behind it the command to go on with, where the error knows
-    it.
+    """What helps with an error: its hint, and where a change of the command would help,
+    the whole corrected command.
 
     Args:
         arguments: the command line, without `featviz`.
@@ -70,81 +71,97 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
         None where there is nothing to advise.
     """
     if isinstance(error, UsageError):
-        # before what the error itself takes for it: `mix` of `edges, mix` is no image
-        joined = _joined_words(error.message, arguments) or _run_to_report(arguments)
-        if joined is not None:
-            return joined
+        # first, since the error may have taken a piece of a list or path for an image
+        other_hint = _joined_words(error.message, arguments) or _run_to_report(
+            arguments
+        )
+        if other_hint is not None:
+            return other_hint
     if not error.add and error.replace is None:
         return error.hint
     corrected = list(arguments)
-    # What is wrong is replaced where it stands, so that all else that was typed stays
     if error.replace is not None:
-        old, new = error.replace
-        wrong = re.compile(f"(--[a-z-]+=)?{re.escape(old)}")
-        typed = [word for word in corrected if wrong.fullmatch(word)]
-        if not typed:  # a file of --config has it
+        # replaced where it was typed, alone or behind `--option=`: all else stays
+        wrong, right = error.replace
+        pattern = re.compile(f"(--[a-z-]+=)?{re.escape(wrong)}")
+        typed = next(filter(pattern.fullmatch, corrected), None)
+        if typed is None:  # a file of --config has it
             return error.hint
-        corrected[corrected.index(typed[0])] = typed[0].removesuffix(old) + new
-    remedy, _, other_remedy = (error.hint or "").partition("; ")
-    if error.instead:
-        hints = [
-            _with_command(remedy, _added(corrected, error.add)),
-            _with_command(other_remedy, _added(corrected, error.instead)),
-        ]
-        return "; ".join(hints)
-    return _with_command(error.hint or "", _added(corrected, error.add)) or None
+        corrected[corrected.index(typed)] = typed.removesuffix(wrong) + right
+    hint = error.hint or ""
+    if not error.instead:
+        return _with_command(hint, _added(corrected, error.add)) or None
+    # each of the two remedies gets its command
+    remedy, _, other_remedy = hint.partition("; ")
+    first = _with_command(remedy, _added(corrected, error.add))
+    second = _with_command(other_remedy, _added(corrected, error.instead))
+    return f"{first}; {second}"
 
 
 def as_typed(error: FeatvizError) -> str:
-    """The error's message, which names options as one types them: `--size big` for
+    """The message of an error, with its options as one types them: `--size big` for
     `size=big`."""
     from featviz.options import flag
 
     message = error.message
     for name in error.options:
-        # the first time alone: what follows may be what somebody typed
+        # only once: what follows may be a value that the user typed
         message = message.replace(f"{name}=", f"{name} ", 1)
         message = message.replace(name, flag(name), 1)
     return message
 
 
 def _added(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """A command line with further options, which stand before `--`."""
+    """A command line with further options, before `--` if it has that."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [*arguments[:end], *options, *arguments[end:]]
 
 
 def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
-    """A hint with the corrected command where a space has cut a word off, from the path
-    of a file or from the list that an option takes; None where that is not what
-    happened.
+    """The hint where a space has cut a path or a list into several arguments: the command
+    with these joined. None where that is not what happened.
 
     Args:
-        message: the error, which quotes the word that leads to nothing.
+        message: of the error; it quotes the argument that it is about.
         arguments: the command line, of which the first is the command's name.
     """
     position = 0
     for index, argument in enumerate(arguments):
         if f" {argument!r}" in message:
             position = index
-    # `my cat.jpg` arrived as two arguments. The join that begins farthest to the left
-    # and is a path is the likeliest.
+    return _joined_path(arguments, position) or _joined_list(arguments, position)
+
+
+def _joined_path(arguments: Sequence[str], position: int) -> str | None:
+    """The hint where arguments together are a path that exists, `my cat.jpg`; else None.
+
+    Args:
+        position: of an argument that is a piece of it.
+    """
+    # of several such paths the one that begins farthest to the left is the likeliest
     for first in range(max(1, position - _NEIGHBOURS), position + 1):
         for end in range(position + 1, min(position + _NEIGHBOURS, len(arguments)) + 1):
             path = " ".join(arguments[first:end])
             if " " in path and _exists(path):
                 corrected = [*arguments[:first], path, *arguments[end:]]
                 return _with_command("a path with spaces stands in quotes", corrected)
-    # `--layers conv1 conv2`: the option, the value that it took, and one that became an
-    # image
+    return None
+
+
+def _joined_list(arguments: Sequence[str], position: int) -> str | None:
+    """The hint where a list has spaces, as `--layers conv1 conv2`; else None.
+
+    Args:
+        position: of the second item, which was taken for an image.
+    """
     if position < 2 or arguments[position - 2] not in _LISTS:
         return None
     if looks_like_image(arguments[position]):
         return None
     items = takewhile(
-        lambda word: word[:1] != "-" and not _exists(word), arguments[position:]
+        lambda text: text[:1] != "-" and not _exists(text), arguments[position:]
     )
-    values = [word.strip(",") for word in (arguments[position - 1], *items)]
+    values = [text.strip(",") for text in (arguments[position - 1], *items)]
     rest = arguments[position - 1 + len(values) :]
     corrected = [*arguments[: position - 1], ",".join(values), *rest]
     return _with_command("a list has commas", corrected)
@@ -157,18 +174,16 @@ def _exists(path: str) -> bool:
 def of_click(
     error: click.ClickException, arguments: Sequence[str], group: click.Group
 ) -> Advice:
-    """What to say of an error that click has found: the nearest option, or command.
+    """The message and the hint for an error that click has found.
 
     Args:
-        arguments: the command line, without `featviz`, for the corrected one.
+        arguments: the command line, without `featviz`.
         group: all commands.
     """
-    from featviz.options import InputOptions, declared
-
     ctx: click.Context | None = getattr(error, "ctx", None)
-    # click's own likenesses, for which there is a hint
+    # without click's own suggestions: the hint has ours
     message = re.split(r" \(?Did you mean", error.format_message())[0]
-    # one without its value, which click does not say whose it is
+    # an option without its value; click does not say of which command
     if isinstance(error, click.BadOptionUsage):
         return Advice(message, _help_of(error.option_name, arguments[0], group))
     if ctx is None:
@@ -181,25 +196,19 @@ def of_click(
     hint = None
     if isinstance(error, click.NoSuchOption):
         hint = _option_hint(error.option_name, ctx.command, arguments)
-        if ctx.command.name == "kernels" and hint is None:
-            name = error.option_name.lstrip("-").replace("-", "_")
-            if name in declared(InputOptions):
-                hint = "kernels takes no images, and no options for them"
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
     elif message.startswith("Got unexpected extra argument"):
         hint = _run_to_report(arguments)
-    # the short help of a long command leaves options out: all are in the long one
     if hint is None:
-        option = "--help"
-        if getattr(ctx.command, "is_long", False):
-            option = "--help-all"
+        # the short help of a long command leaves options out
+        option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
         hint = f"{ctx.command_path} {option} lists all options"
     return Advice(message, hint)
 
 
 def _help_of(option: str, command_name: str, group: click.Group) -> str | None:
-    """An option's line of `--help`; None where the command has none."""
+    """The line of `--help` about an option; None where the command has no such option."""
     ctx = click.Context(group)
     command = group.get_command(ctx, command_name)
     for param in [] if command is None else command.params:
@@ -211,7 +220,8 @@ def _help_of(option: str, command_name: str, group: click.Group) -> str | None:
 
 
 def _run_to_report(arguments: Sequence[str]) -> str | None:
-    """The run to make where `report` was given a model and an image; else None."""
+    """The hint where `report` was given a model and an image: a run with `--report`. Else
+    None."""
     if list(arguments[:1]) != ["report"] or len(arguments) < 3:
         return None
     model, image = arguments[1:3]
@@ -224,18 +234,24 @@ def _run_to_report(arguments: Sequence[str]) -> str | None:
 def _option_hint(
     wrong: str, command: click.Command, arguments: Sequence[str]
 ) -> str | None:
-    """The option that a wrong one stands for; None where none is near.
+    """The hint for an option that does not exist; None where no option is like it.
 
     Args:
-        wrong: as it was typed, with its dashes.
-        arguments: the command line, in which it is replaced.
+        wrong: the option as click names it, with its dashes.
+        command: the command that lacks it.
+        arguments: the command line, for the corrected one.
     """
-    # click takes `-layers` for `-l ayers`
+    from featviz.options import InputOptions, declared
+
+    # of `-layers`, click names `-l`
     for argument in arguments:
         if len(wrong) == 2 and argument.startswith(wrong):
             wrong = argument.partition("=")[0]
     meant = _meant_option(wrong, command)
     if meant is None:
+        name = wrong.lstrip("-").replace("-", "_")
+        if command.name == "kernels" and name in declared(InputOptions):
+            return "kernels takes no images, and no options for them"
         return None
     corrected = []
     for argument in arguments:
@@ -246,7 +262,8 @@ def _option_hint(
 
 
 def _meant_option(wrong: str, command: click.Command) -> str | None:
-    """The option of a command that is most like a wrong one; None where none is near."""
+    """The option of a command that a wrong one is most like, maybe with a value
+    (`--device=cuda`); None where none is like it."""
     option_names = ["--help"]
     for param in command.params:
         flags = [*param.opts, *param.secondary_opts]
@@ -255,24 +272,30 @@ def _meant_option(wrong: str, command: click.Command) -> str | None:
     meant = _SYNONYMS.get(f"--{name}", f"--{name}")
     if meant.partition("=")[0] in option_names:
         return meant
-    # without dashes, which are alike in all; and nobody should trust a file by mistake
+    # Without dashes, which would make all alike. And never --trust: it must not be switched
+    # on by mistake.
     names = [option[2:] for option in option_names if option != "--trust"]
     close = []
     if len(name) > 2:  # one or two letters begin too many options
         close = [option for option in names if option.startswith(name)]
-    # the beginning of one option alone means that one, else likeness decides
+    # the beginning of only one option means that option
     if len(close) != 1:
         close = close_to(name, names, 0.7)
     return f"--{close[0]}" if close else None
 
 
 def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
-    """The command that a wrong one stands for, or all commands."""
-    # people type `featviz version` and `featviz help run` as with other tools
+    """The hint for a command that does not exist: the one that is meant, or all.
+
+    Args:
+        arguments: the command line, of which the first is the wrong name.
+        commands: all names.
+    """
+    # `featviz version` and `featviz help run` are what other tools have
     name, *rest = arguments
     if name in ("version", "help"):
         return _with_command(f"did you mean --{name}?", [*rest, f"--{name}"])
-    # the name of a model mostly has a digit, a dot or a colon
+    # a name with a digit, a dot or a colon is mostly one of a model, without `run`
     if not name.isalpha():
         if any(looks_like_image(argument) for argument in rest):
             return _with_command("did you mean run?", ["run", *arguments])
@@ -286,19 +309,23 @@ def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
 
 
 def close_to(name: str, names: Iterable[str], likeness: float = 0.6) -> list[str]:
-    """The name that a misspelt one is most like, in a list; empty where none is like
-    it.
+    """The one of some names that a misspelt name is most like; an empty list where none
+    is like it.
 
     Args:
-        name: in any case; of a long one the first 80 letters count.
+        name: in any case; only its first 80 letters count.
         names: in lower case.
-        likeness: 0..1: difflib's ratio from which on a name is like it.
+        likeness: difflib's ratio, 0..1, that a name must reach.
     """
     return difflib.get_close_matches(name[:80].lower(), list(names), 1, likeness)
 
 
 def _with_command(hint: str, arguments: Sequence[str]) -> str:
-    """A hint, and behind it a whole command line where it is short enough."""
+    """A hint, and behind it a command line, unless that is too long.
+
+    Args:
+        arguments: of the command line, without `featviz`.
+    """
     command_line = shlex.join(["featviz", *arguments])
     if len(command_line) > _LONGEST_COMMAND:
         return hint
@@ -308,10 +335,11 @@ def _with_command(hint: str, arguments: Sequence[str]) -> str:
 
 
 def missing(argument: str, ctx: click.Context) -> UsageError:
-    """The error for an argument that is not there.
+    """The error for an argument that was left out.
 
     Args:
         argument: its name, `model` or `images`.
+        ctx: of the command; its `obj` is the command line.
     """
     hint = f"{ctx.command_path} --help has examples"
     if argument == "images":
@@ -322,8 +350,8 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
-    """Refuse an image where MODEL stands, and weights of a model of code where IMAGE
-    does.
+    """Refuse an image in the place of MODEL, and a file of weights in the place of an
+    image.
 
     Args:
         ctx: its `obj` is the command line.
@@ -352,16 +380,19 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 def _refuse_weights_among(
     images: Sequence[str], model: str, arguments: Sequence[str]
 ) -> None:
-    """Refuse a file of weights among the images, as of `resnet18 weights.pth cat.jpg`;
-    the hint is the command with `--weights`.
+    """Refuse a file of weights among the images, as of `resnet18 weights.pth cat.jpg`.
 
     Args:
-        images: the arguments in the place of images, at least one.
+        images: the arguments in the place of images.
         model: the argument in the place of MODEL.
         arguments: the whole command line.
+
+    Raises:
+        UsageError: with the command that has `--weights` as its hint.
     """
     weights = [image for image in images if Path(image).suffix.lower() in _WEIGHTS]
-    # MODEL and IMAGE may be one path with a space
+    # not where MODEL is a file, which has weights of its own, or MODEL and IMAGE are one
+    # path with a space
     if not weights or _exists(model) or _exists(f"{model} {images[0]}"):
         return
     corrected = [text for text in arguments if text != weights[0]]
@@ -376,11 +407,12 @@ def _refuse_weights_among(
 def _swapped(
     arguments: Sequence[str], image: str, models: Collection[str]
 ) -> list[str]:
-    """A command line in which a model stands before an image.
+    """The command line with a model before the image in the place of MODEL.
 
     Args:
-        models: arguments that may be meant as the model, of which the first is taken;
-            without any, a name stands in for it.
+        image: the argument in the place of MODEL.
+        models: arguments that may be meant as the model. The first is taken, or
+            `resnet18` where there are none.
     """
     model = next(iter(models), "resnet18")
     corrected = [word for word in arguments if word != model]
@@ -389,7 +421,7 @@ def _swapped(
 
 
 def looks_like_image(text: str) -> bool:
-    """Whether an argument names an image, or a folder that holds no model."""
+    """Whether an argument names an image (by its suffix), or a folder that holds no model."""
     from featviz.images.decode import SUFFIXES
     from featviz.models import sources
 
