@@ -43,10 +43,10 @@ COMMANDS = {
 
 _FILES = {"run": "run", "report": "report", "sheet": "sheet", "diff": "diff"}
 _FILES |= {"merge": "report", "verify": "report", "field": "field"}
-"""Modules of this folder in which commands stand; the others stand in `inspect`."""
+"""The module of this folder that defines a command; the others are in `inspect`."""
 
 INTERRUPTED = 130
-CLOSED_PIPE = 128 + 13  # what shells give for a program that SIGPIPE has ended
+CLOSED_PIPE = 128 + 13  # the exit code of a program that SIGPIPE has ended, in shells
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -89,7 +89,8 @@ class LazyGroup(click.Group):
 
 
 def _help_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
-    """--help-all of the group; what knows of options is imported when it is used."""
+    """The callback of --help-all of the group. What knows the options of commands is
+    imported only now."""
     from featviz.cli.options import show_all_help
 
     show_all_help(ctx, param, is_given)
@@ -121,19 +122,19 @@ def group() -> None:
 
 
 def main() -> None:
-    """Entry point: run a command, and turn what went wrong into one line and an exit
-    code."""
+    """Entry point: run the command line of this process, and end the process with its
+    exit code."""
     _open_closed_streams()
     # The environment comes first: torch and numpy read it when they are imported.
-    # torch logs warnings where processes of a group (torchrun) do not find each other;
-    # featviz has a message of its own for that
+    # torch logs warnings where the processes of torchrun do not find each other, for
+    # which featviz has a message of its own
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # torch's idle threads leave cores alone
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # numpy's threads wait for one another longer than its small matrices take
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # for names of files that are not UTF-8
+        # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     # SIGTERM and SIGHUP are to end a command as Ctrl-C does, which tidies up
     _handle_signals(signal.default_int_handler)
@@ -141,8 +142,8 @@ def main() -> None:
 
 
 def _handle_signals(handler: Any) -> None:
-    """Let a handler take the signals that ask for an end, but for those that are
-    ignored, as nohup does."""
+    """Let a handler take the signals that ask for an end. Signals that are ignored, as
+    nohup has it, stay so."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -150,8 +151,8 @@ def _handle_signals(handler: Any) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open streams that were closed (`>&-`): or the next file would get the number of
-    one."""
+    """Open streams that were closed (`>&-`) on the null device. Else the next file that is
+    opened would get the number of one, and be written as that stream."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -159,16 +160,18 @@ def _open_closed_streams() -> None:
 
 
 def _end(code: int) -> None:
-    """End the process at once, since Python's own way takes 0.8 s with torch and numba.
-    Functions that were registered with `atexit` are called before. With a tracer, or
-    while a thread is at work, it ends in Python's way."""
-    # the result is there: a signal cuts off what is left, without a traceback
+    """End the process.
+
+    Functions that were registered with `atexit` are called, and the process ends at once:
+    Python's own end takes 0.8 s with torch and numba. With a tracer, or while a thread is
+    at work, it is Python's own end; while a thread of ours loads a library, nothing is
+    called."""
+    # the result is there: from now on a signal ends the process without a traceback
     _handle_signals(signal.SIG_DFL)
     threads = [
         thread for thread in enumerate_threads() if thread is not current_thread()
     ]
-    # A thread of ours that still loads a library in C++ would abort the process while
-    # something is called or taken down
+    # such a thread would abort the process if anything is called or taken down meanwhile
     is_loading = any(
         thread.daemon and thread.name.startswith("featviz-") for thread in threads
     )
@@ -184,7 +187,8 @@ def _end(code: int) -> None:
 
 
 def guarded(arguments: list[str]) -> int:
-    """Run a command line and return its exit code: the one error boundary.
+    """Run a command line and return its exit code: the one error boundary. What the user
+    can mend becomes a message and a hint on stderr.
 
     Args:
         arguments: without `featviz`.
@@ -235,13 +239,15 @@ def guarded(arguments: list[str]) -> int:
 
 
 def _log_to_stderr() -> None:
+    """Let the log of featviz go to stderr, from INFO up. Each warning is printed once;
+    those marked `errors.OF_THE_START` wait in `output.waiting`."""
     handler = logging.StreamHandler(sys.stderr)
     output.waiting.clear()
     output.image_hints.clear()
     warnings: set[str] = set()
 
     def is_printed_now(record: logging.LogRecord) -> bool:
-        # two models of one comparison mostly have the same to be warned of
+        # both models of a comparison mostly cause the same warnings
         message = record.getMessage()
         if message in warnings:
             return False
@@ -262,11 +268,15 @@ def _log_to_stderr() -> None:
 
 
 def _system_error(error: OSError) -> int:
-    """Print an error of the system that is not a bug, and return the exit code: a file
-    name that is too long, or a full disk behind stdout. Any other is raised again."""
+    """Print an error of the system, and return the exit code.
+
+    Raises:
+        OSError: `error` itself, which may be a bug: it is neither a file name that is too
+            long nor a full disk behind stdout.
+    """
     if error.errno == errno.ENAMETOOLONG:
         return _print_error(f"{error.filename}: {error.strerror}", None, 2, error)
-    # our files name themselves, and click prints help by itself
+    # errors with a file name are not of stdout
     if error.filename is not None or error.errno not in _FULL:
         raise error
     output.drop_stdout()
@@ -275,10 +285,11 @@ def _system_error(error: OSError) -> int:
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        """`warning: ...`; only the message of INFO; a traceback on further lines."""
         line = printable(record.getMessage())
         if record.levelno != logging.INFO:
             line = f"{record.levelname.lower()}: {line}"
-        # of a worker process it comes as text
+        # that of a worker process comes as text
         trace = record.exc_text
         if record.exc_info and record.exc_info[0] is not None:
             trace = self.formatException(record.exc_info)
@@ -288,15 +299,19 @@ class _Formatter(logging.Formatter):
 
 
 def _indented(text: str) -> str:
-    """Lines of a traceback, of which none looks like a message, whatever an exception
-    says."""
+    """A traceback with each line indented, so that no text of an exception looks like a
+    message of featviz."""
     return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
 def _print_error(
     message: str, hint: str | None, code: int, error: BaseException | None
 ) -> int:
-    """Print an error, with `-v` also its traceback; the exit code `code`."""
+    """Print an error, with `-v` also its traceback, and return `code`.
+
+    Args:
+        error: None where there is no traceback to print.
+    """
     output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
         click.echo(

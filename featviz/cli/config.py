@@ -1,4 +1,4 @@
-"""`--config`: values of options from a TOML file, over which the command line wins."""
+"""`--config`: values of options from a TOML file. The command line wins over it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from featviz.files import read_text
 from featviz.text import did_you_mean, quoted
 
 _LARGEST = 2**13
-"""Bytes of a TOML file: of a long dotted key Python's reader takes the square."""
+"""Bytes of a TOML file: Python's reader takes quadratic time for a long dotted key."""
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Make the values in a file the defaults of this command: those at its top, and
-    those in the table of the command, which win. Values are what one would type.
+    """The callback of --config: make the values in a file the defaults of this command.
+    Those in the table of the command win over those at the top of the file. Tables of
+    other commands are passed over.
 
     Args:
         path: None where no --config was given.
 
     Raises:
-        UsageError: the file is not TOML, or has a key that is not an option of the
-            command.
+        UsageError: the file cannot be read, is not TOML, or has a key that is neither an
+            option of the command nor the name of a command.
     """
     if path is None:
         return
@@ -57,7 +58,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; UsageError where it is missing or cannot be read."""
+    """The content of a TOML file; UsageError where it cannot be read."""
     try:
         return tomllib.loads(read_text(path, _LARGEST))
     except (OSError, FileError, ValueError, RecursionError) as error:
@@ -72,7 +73,8 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _params_by_key(command: click.Command) -> dict[str, click.Parameter]:
-    """Options by their long names without dashes, arguments by their names."""
+    """The options of a command by their long names without dashes, and its arguments by
+    their names."""
     params: dict[str, click.Parameter] = {}
     for param in command.params:
         long_names = [name[2:] for name in param.opts if name.startswith("--")]
@@ -84,8 +86,8 @@ def _unknown(path: Path, key: str, problem: str, names: Collection[str]) -> Usag
     """The error for a key of the file.
 
     Args:
-        problem: behind `which`.
-        names: what the key may be, with dashes.
+        problem: what is wrong, as the message goes on behind `which`.
+        names: what the key may be, with dashes in them.
     """
     every_name = f"one of {', '.join(sorted(names))}"
     remedy = did_you_mean(key.replace("_", "-"), names, every_name)
@@ -97,7 +99,7 @@ def _unknown(path: Path, key: str, problem: str, names: Collection[str]) -> Usag
 
 
 def _as_typed(param: click.Parameter, value: Any) -> Any:
-    """The value as click would have read it from a command line."""
+    """A value of the file in the form in which click has values of the command line."""
     is_option = isinstance(param, click.Option)
     if (is_option and param.multiple) or param.nargs == -1:
         return value if isinstance(value, list) else [value]

@@ -98,15 +98,16 @@ def _diff_models(
     thresholds: DiffThresholds,
     files: DiffFiles,
 ) -> int:
-    """Run both models on the images, and compare the runs.
+    """Run both models on the images, compare the runs, and print the comparison.
 
     Args:
         values: of the command line, with `base` and `new` as models.
-        images: as they were typed, or as TOML has them; empty with `--input` alone.
+        images: as they were typed, or as TOML has them; empty where `--input` takes their
+            place.
 
     Returns:
-        The exit code: of a run that failed; else of the comparison; where that found
-        nothing, 3 if some images failed.
+        The exit code. That of a run that failed, which ends all; else that of the
+        comparison; where it is 0, 3 if some images failed.
     """
     from featviz.diff import diff
     from featviz.diff.diff import checked_files
@@ -161,13 +162,16 @@ def _diff_models(
 def _checked_models(
     values: Values, specs: Sequence[str], images: Sequence[str]
 ) -> list[ModelOptions]:
-    """The options of both models; refuses all that can be refused without torch, which
-    takes seconds to import.
+    """The options of both models, BASE first.
 
     Args:
         values: of the command line; the options of models hold for both.
         specs: BASE and NEW, as they were typed.
         images: as they were typed.
+
+    Raises:
+        UsageError: a model is a run directory or not there, an image is not there, or
+            images are to be read from stdin, which goes only once.
     """
     from featviz.images.find import check_arguments
     from featviz.models.requirements import check_current_folder
@@ -184,14 +188,13 @@ def _checked_models(
         raise UsageError(
             "- lists images on stdin, which can be read only once", "name a folder"
         )
-    # All of this costs milliseconds; importing torch and loading two models costs
-    # seconds, after which a misspelt name would be a nuisance.
+    # before torch is imported and models are loaded, which takes seconds
     check_current_folder()
     graphs = [spec for spec in specs if spec.endswith(".onnx")]
     sources = []
     for spec in specs:
         source = read_from(ModelOptions, dict(values), spec=spec)
-        # a graph has the weights itself: these options are for the network beside it
+        # a graph has its weights: beside a network, these options are for the network
         if graphs == [spec]:
             source = structs.replace(source, arch=None, weights=None, model_args={})
         check_source(source)
@@ -206,10 +209,12 @@ def _run(
     images: Sequence[str],
     options: RunOptions,
 ) -> int:
-    """Run a model, and say what went wrong with images and layers.
+    """Run a model, and print what went wrong with images and layers.
 
     Args:
         spec: the model as it was typed, for messages.
+        model: its options, or the loaded model.
+        options: of the run; `out` is its folder.
 
     Returns:
         The exit code of the run.
@@ -225,10 +230,10 @@ def _run(
 
 
 def _print(result: Comparison, files: DiffFiles, as_json: bool) -> None:
-    """Print the comparison on stdout, and on stderr which files hold it.
+    """Print the comparison on stdout, and the files that hold it on stderr.
 
     Args:
-        files: those of the comparison, which are written by now.
+        files: where the page and the JUnit file are.
     """
     from featviz.diff.output import diff_table
 

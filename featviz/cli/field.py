@@ -64,7 +64,7 @@ def field(values: Values) -> int:
 
 
 def _table(result: FieldResult) -> TextTable:
-    """The sides of each field, measured and theoretical, for people."""
+    """The receptive fields for people: the sides of each, measured and theoretical."""
     rows = []
     for layer in result.layers:
         seen = "unknown"

@@ -254,7 +254,7 @@ def cam(values: Values) -> int:
 
 
 def _check_gates(values: Values) -> None:
-    """Refuse gates that cannot be read, before torch is imported."""
+    """Refuse gates that cannot be read, by UsageError, before torch is imported."""
     for text in values["fail_on"]:
         parse_gate(text)
 
@@ -313,7 +313,7 @@ def audit(values: Values) -> int:
 
 
 def _log_proof(proof: Mapping[str, Any]) -> None:
-    """Tell how much the output changes without the channels that can be cut out.
+    """Log how much the output changes without the channels that can be cut out.
 
     Args:
         proof: `verify` of audit.json.

@@ -38,22 +38,22 @@ from featviz.options import (
     read_from,
 )
 
-# A command of more options than this is long: --help does not show all of them.
+# A command with more options than this is long: --help shows only the first of them.
 _LONG = 15
-# Key of a context in which all options are shown.
+# The key in the `meta` of click's contexts that says that all options are shown.
 _SHOW_ALL = "featviz.help_all"
 
 
 class ClickOption(click.Option):
-    """An option with its place in help; a flag, unless it has a type.
+    """An option of click that knows its place in the help; a flag, unless it has a type.
 
     Args:
-        help_text: what it does; behind a form feed, for --help-all alone.
-        *flags: its names, `-o` and `--out`.
-        group: one of GROUPS.
-        first: whether `--help` of a long command shows it.
-        default_text: its default for people; empty shows none.
-        **settings: of click.Option.
+        help_text: what it does; only --help-all shows what stands behind a form feed.
+        *flags: its names, such as `-o` and `--out`.
+        group: one of GROUPS, the heading under which --help-all lists it.
+        first: whether `--help` of a long command lists it.
+        default_text: its default as help shows it; empty shows none.
+        **settings: further arguments of click.Option.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class ClickOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose options stand in groups; help behind a form feed is for
-    `--help-all`."""
+    """A command whose help lists options in groups. Only --help-all shows what stands
+    behind a form feed in its docstring."""
 
     @property
     def is_long(self) -> bool:
@@ -83,8 +83,8 @@ class Command(click.Command):
         return len(self.params) > _LONG + 1  # --help-all does not count
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the command does, and its options in groups; of a long command the
-        first ones, unless `--help-all` asks for all."""
+        """Write what the command does, and its options in groups; of a long command only
+        the first ones, but for --help-all."""
         show_all = _SHOW_ALL in ctx.meta or not self.is_long
         brief, _, rest = inspect.cleandoc(self.help or "").partition("\f")
         self.format_usage(ctx, formatter)
@@ -118,11 +118,10 @@ def _write_options(
 ) -> None:
     """Write a section of a command's help, unless all of its options are hidden.
 
-    Behind a form feed, a help text has what `--help-all` alone shows.
-
     Args:
         title: of the section.
-        options: in the order in which they are listed.
+        options: those to list, in this order. Only --help-all shows what stands behind a
+            form feed in their texts.
     """
     rows = []
     for option in options:
@@ -142,7 +141,8 @@ def _write_options(
 
 
 def show_all_help(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
-    """--help-all: of a group, the help of every command follows its own."""
+    """The callback of --help-all: print the whole help, of a group also that of every
+    command, and exit."""
     if not is_given or ctx.resilient_parsing:
         return
     # contexts of commands inherit `meta`
@@ -158,32 +158,36 @@ def show_all_help(ctx: click.Context, param: click.Parameter, is_given: bool) ->
 
 
 def _set_level(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
-    """--quiet and --verbose."""
+    """The callback of --quiet and --verbose: set the level of the log."""
     if is_given:
         level = logging.ERROR if param.name == "quiet" else logging.DEBUG
         logging.getLogger("featviz").setLevel(level)
 
 
 def _existing_file(text: str) -> Path:
-    """A file of this machine that is there; a folder is refused by who reads it.
+    """A path of something that exists; whoever reads it refuses a folder.
 
     Raises:
-        UsageError: it is not there, or `text` is a URL.
+        UsageError: nothing is there, or `text` is a URL.
     """
     return _existing(text, "File")
 
 
 def existing_run(text: str) -> Path | Url:
-    """A run directory that is there, or the URL of one; the reader of runs refuses a
-    file."""
+    """The path of something that exists, or a URL; the reader of runs refuses what is no
+    run directory.
+
+    Raises:
+        UsageError: nothing is there.
+    """
     return Url.of_run(text) if is_url(text) else _existing(text, "Directory")
 
 
 def _existing(text: str, noun: str) -> Path:
-    """A path that is there; UsageError for a URL, and for a path that is not.
+    """A path where something is; UsageError where nothing is, and for a URL.
 
     Args:
-        noun: what it should be, as the message begins: `Directory`.
+        noun: what should be there, as the message begins: `Directory`.
     """
     refuse_url(text)
     path = Path(text)
@@ -203,9 +207,9 @@ _CHECKS = {
     "ablate": "featviz.gradients.interventions:parse_ablate",
     "edit": "featviz.gradients.interventions:parse_edit",
 }
-"""What refuses values that have a grammar of their own while the command line is read:
-before torch is imported, which takes seconds; and imported only for a value, since
---help waits for no numpy."""
+"""The function that refuses a bad value of an option that has a grammar of its own, by
+module and name. It is called while the command line is read, before torch is imported,
+which takes seconds; and imported only for a value, since --help waits for no numpy."""
 
 
 Values: TypeAlias = dict[str, Any]
@@ -223,16 +227,20 @@ def command(
     check: Callable[[Values], object] | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[[Values], int]], Command]:
-    """Make a command of a function that takes the values and returns an exit code.
+    """Make a decorator that turns a function into a command. The function takes the
+    values of the command line and returns an exit code.
 
     Args:
-        *records: its options are the fields of these records, and of those nested in
-            them, `but` for some; `flags` are options that only the command line has.
-        json: what --json prints on stdout.
-        result: the record of its result, such as `run.json`, where it fills the folder
-            of --out.
-        check: refuses options that cannot go together, before torch is imported.
-        **defaults: of this command, where they are not those of the record.
+        *records: the options are the fields of these records and of those nested in them.
+        arguments: what the command takes besides options.
+        flags: further options, which only the command line has.
+        json: what --json prints on stdout, for its help.
+        but: names of fields that are no options of this command.
+        result: the record of its result, such as `run.json`, if --out is a folder that
+            the result fills; else empty.
+        check: called with the values before torch is imported; refuses options that
+            cannot go together.
+        **defaults: defaults of options that differ from those of the records.
     """
     options = every_option(*records)
     for name, value in defaults.items():
@@ -253,7 +261,7 @@ def command(
             # its docstring is its help
             help=str(function.__doc__).replace("{MODEL}", MODEL_HELP),
         )
-        # hidden where --help shows everything
+        # hidden where --help shows all options
         made.params.append(
             ClickOption(
                 "Show all options in groups and exit.",
@@ -298,8 +306,18 @@ def _call(
     check: Callable[[Values], object] | None,
     **values: Any,
 ) -> int:
-    """Call a command; what can be refused without torch is refused before it is
-    imported."""
+    """Check the values of a command line, and call the function of the command. For a
+    command with a MODEL, `source` becomes the options of the model, and all that can be
+    refused without torch is refused before that is imported.
+
+    Args:
+        result: as of `command`.
+        check: as of `command`.
+
+    Raises:
+        UsageError: a value cannot be used, or an argument is missing.
+        StoreError: --out holds files of others.
+    """
     if "model" not in values:
         return function(values)
     # before what knows images, which imports numpy
@@ -322,7 +340,7 @@ def _call(
         raise mistakes.missing("model", ctx)
     if "images" in values and not images and not values["input"]:
         raise mistakes.missing("images", ctx)
-    # what can be known without torch, cheapest first
+    # the cheapest checks first
     values["source"] = read_from(ModelOptions, dict(values), spec=model)
     values["images"] = images
     check_source(values["source"])
@@ -334,14 +352,21 @@ def _call(
 def _check_out(values: Values, result: str) -> None:
     """Refuse an --out that holds files of others, which nothing replaces. An earlier
     result is refused later, when the model is loaded: an error such as a misspelt layer
-    should come first."""
+    should come first.
+
+    Args:
+        result: the record of the command's result.
+
+    Raises:
+        StoreError: it holds such files.
+    """
     from featviz.rundir.place import check_free
 
     joins_run = values.get("resume") or values.get("shard") is not None
     out = values["out"]
     if joins_run or not isinstance(out, Path) or not out.is_dir():
         return
-    # an input in the folder has an error of its own, for which images are looked for
+    # another check, with a message of its own, refuses a folder that holds an input
     names = [values["model"], values["weights"], *values.get("images", ())]
     inputs = [os.path.realpath(str(name).partition(":")[0]) for name in names if name]
     if not any(Path(path).is_relative_to(os.path.realpath(out)) for path in inputs):
@@ -349,11 +374,10 @@ def _check_out(values: Values, result: str) -> None:
 
 
 def click_option(option: Option) -> ClickOption:
-    """An option of click: flags, help and what it takes are the field's."""
+    """Make click's option of a field, with its flags, help and values."""
     flags = list(option.flags)
     settings: dict[str, Any] = {}
-    # click passes text on, which the field reads as it reads what Python or TOML gives
-    # it
+    # click passes texts on: `_read` lets the field read them, as values of Python or TOML
     if not option.is_flag:
         metavar = option.metavar
         if not metavar and option.choices:
@@ -379,10 +403,10 @@ def click_option(option: Option) -> ClickOption:
 
 
 def _default_text(option: Option) -> str:
-    """What help says of an option's default; empty where it says nothing."""
+    """The default of an option as help shows it; empty where it shows none."""
     if option.default_text:
         return option.default_text
-    # tuples and None would be shown as Python writes them; a bool is an int, too
+    # help shows no flag's default, and a bool would pass for an int
     if isinstance(option.default, bool):
         return ""
     if isinstance(option.default, (str, int, float, Path)):
@@ -393,21 +417,22 @@ def _default_text(option: Option) -> str:
 def _read(
     option: Option, ctx: click.Context, param: click.Parameter, value: Any
 ) -> Any:
-    """click's callback: the value of an option, checked.
+    """The callback of an option: its value as the field reads it, checked; the default
+    as it is.
 
     Args:
-        value: text as it was typed; a tuple of an option that may be repeated; a bool of
-            a flag.
+        value: the text as it was typed; a tuple of texts where the option may be
+            repeated; a bool of a flag; or a value of TOML.
 
     Raises:
         UsageError: the field, or the grammar of its value, refuses it.
     """
-    # a default needs no check, and a shell that completes wants no error
+    # a default needs no check, and shell completion wants no errors
     source = ctx.get_parameter_source(option.name)
     if source is ParameterSource.DEFAULT or ctx.resilient_parsing:
         return option.default
     read = option.value(list(value) if isinstance(value, tuple) else value)
-    # None is "not given", and a repeatable option gives a tuple
+    # None stands for "not given"; a repeatable option has a tuple
     if option.name in _CHECKS and read is not None:
         module, _, function = _CHECKS[option.name].partition(":")
         check = getattr(import_module(module), function)
@@ -417,7 +442,8 @@ def _read(
 
 
 def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
-    """What a shell completes the values of an option with."""
+    """The function with which a shell completes values of an option: paths, or its
+    choices; None for other options."""
     if option.is_path:
         return _paths
     if not option.choices:
@@ -444,13 +470,13 @@ def _paths(
 MODEL = click.Argument(
     ["model"], required=False, metavar="MODEL", shell_complete=_paths
 )
-"""Its forms stand in a command's help where that says {MODEL}."""
+"""The help of a command lists its forms in the place of {MODEL}."""
 IMAGES = click.Argument(["images"], nargs=-1, metavar="IMAGE...", shell_complete=_paths)
 FILE = click.Argument(["file"], type=_existing_file, shell_complete=_paths)
 RUN = click.Argument(["run"], type=existing_run, shell_complete=_paths)
 BASE = click.Argument(["base"], shell_complete=_paths)
 NEW = click.Argument(["new"], shell_complete=_paths)
-"""Runs, or with images models."""
+"""BASE and NEW are runs; with images they are models."""
 ANY_IMAGES = click.Argument(
     ["images"], nargs=-1, metavar="[IMAGE...]", shell_complete=_paths
 )

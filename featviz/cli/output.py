@@ -1,5 +1,5 @@
-"""What commands print: names from outside never reach a terminal with their control
-characters."""
+"""What commands print. Control characters in names from outside are escaped, so that they
+never reach a terminal."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 waiting: list[str] = []
 """Warnings that are printed with the first result."""
 image_hints: set[str] = set()
-"""Hints of images that failed, each of which is printed once: all images of a folder may
-fail alike."""
+"""Hints of failed images that were printed: each is printed once, since all images of a
+folder may fail for one reason."""
 
 
 def print_waiting() -> None:
-    """Print the warnings that wait for the first result."""
+    """Print the warnings in `waiting`, and forget them."""
     for warning in waiting:
         click.echo(f"warning: {printable(warning)}", err=True)
     waiting.clear()
@@ -41,18 +41,18 @@ def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
     """Print one JSON document on stdout.
 
     Args:
-        indent: spaces a level; None puts it on one line, for what prints several.
+        indent: spaces of a level; None prints one line, for JSON lines.
     """
     text(printable_json(content, indent))
 
 
 def text(message: str = "") -> None:
-    """Print our own text on stdout, and hand all to the system, so that a disk that is
-    full, or a reader that has gone, shows here and not at Python's end.
+    """Print a text on stdout, after the warnings that wait, and flush it: a full disk or a
+    reader that has gone is to show here, and not when Python ends.
 
     Args:
-        message: without control characters from outside; it gets a line end where it has
-            none. Empty text prints nothing.
+        message: printed as it is; it gets a line end if it has none. An empty text only
+            flushes.
 
     Raises:
         BrokenPipeError: the reader has gone.
@@ -72,17 +72,16 @@ def text(message: str = "") -> None:
 
 
 def drop_stdout() -> None:
-    """Let what is still to be printed lead nowhere, or Python would fail on it at its
-    end."""
+    """Send stdout to the null device: else Python would fail at its end, when it prints
+    what is left."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print on stderr what went wrong, and what helps.
+    """Print on stderr what went wrong, and what helps, with control characters escaped.
 
     Args:
-        message: may hold anything: control characters are escaped.
-        hint: empty or None prints no second line.
+        hint: None or an empty text prints no second line.
     """
     click.echo(f"error: {printable(message)}", err=True)
     if hint:
@@ -90,8 +89,8 @@ def error(message: str, hint: str | None = None) -> None:
 
 
 def image_error(image: str, message: str, hint: str | None = None) -> None:
-    """Print on stderr what went wrong with an image, which is named once; the hint where
-    no other image had it."""
+    """Print on stderr what went wrong with an image, and the hint unless it was printed
+    for an earlier image."""
     error(of_image(image, message), None if hint in image_hints else hint)
     image_hints.add(hint or "")
 
@@ -103,24 +102,23 @@ def left_out(skipped: Iterable[Skip], never_ran: Collection[str] = ()) -> None:
 
 
 def to_look_at(what: str, *arguments: object) -> str:
-    """A hint with the command `featviz report` that shows a result.
+    """How to look at a result: `to look at them: featviz report maps --open`.
 
     Args:
-        what: is shown: `them`, `the findings`.
-        *arguments: of the command.
+        what: the noun of the result: `them`, `the findings`.
+        *arguments: of `featviz report`.
     """
     command_line = shlex.join(["featviz", "report", *map(str, arguments)])
     return f"to look at {what}: {command_line}"
 
 
 def written(what: str, page: Path, show: bool) -> None:
-    """Say where a report or a picture is, and open it in the user's browser if that is
-    asked.
+    """Log where a report or a picture is, and open it in the user's browser if asked.
 
     Args:
-        what: was written, as the message begins: `report`, `3 layers`.
-        page: the file, or a folder of several.
-        show: whether to open it; without a browser the message has its address.
+        what: the noun of what was written: `report`, `3 layers`.
+        page: its file, or the folder of several.
+        show: whether to open it. If no browser can be started, a warning has its address.
     """
     import webbrowser
 
@@ -137,9 +135,12 @@ def written(what: str, page: Path, show: bool) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int], None]]:
-    """A progress bar over images, on a terminal only; call it with how many there are
-    in all."""
-    # a log or a pipe gets lines alone: a bar would fill it with control characters
+    """A progress bar over images, if stderr is a terminal: a bar would fill a log or a pipe
+    with control characters.
+
+    Yields:
+        A function that moves the bar by one image; it takes the number of images in all.
+    """
     if not sys.stderr.isatty():
         yield lambda total: None
         return
@@ -153,8 +154,8 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
-    """Progress of a `run.study.Study`: what goes wrong with an image, and a bar on a
-    terminal."""
+    """The `progress` of a `run.study.Study`, with a bar on a terminal. It prints why an
+    image failed, and with the first that did not the warnings that wait."""
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:

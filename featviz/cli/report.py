@@ -62,7 +62,7 @@ def report(values: Values) -> int:
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
-    # refused in the words for RUN itself
+    # for the message that a RUN has which is not there
     for name in ("compare", "kernels", "exemplars", "audit"):
         if values[name] is not None:
             existing_run(str(values[name]))
@@ -139,7 +139,7 @@ def verify(values: Values) -> int:
 
     with output.progress_bar() as advance:
         runs = verify(values["runs"], progress=advance)
-    # the steps of a series stand one behind the other, and get one line more
+    # the steps of a series come one after the other; one more line is about all of them
     for series, group in groupby(runs, key=lambda run: run["series"]):
         are_whole = [_print_verified(run) for run in group]
         if series is not None:

@@ -36,7 +36,11 @@ _NAMED = 3  # layers or images that a message names
 
 
 def _passes(values: Values) -> PassOptions:
-    """What is captured and changed, checked beside what is drawn of it."""
+    """The options of the pass, completed and checked together with those of drawing.
+
+    Raises:
+        UsageError: they contradict each other, or one of them would do nothing.
+    """
     draw = read_from(DrawOptions, dict(values))
     passes = for_drawing(read_from(PassOptions, dict(values)), draw, values["seed"])
     draw.check()
@@ -106,7 +110,7 @@ def run(values: Values) -> int:
     images = values["images"]
     shard = shard_of_process() if options.shard is None else None
     if values["dry_run"]:
-        # the first process speaks for all
+        # only the first of several processes prints
         if shard is not None and shard.index > 0:
             return 0
         return _dry_run(source, images, options, values["json"])
@@ -117,7 +121,7 @@ def run(values: Values) -> int:
         printer = RunPrinter(advance, as_json=values["json"])
         result = pipeline.run(source, images, options, printer.image)
     printer.end(result, name_report=not with_report)
-    # of several shards the last one to end sees the whole run
+    # of several shards only the last one to end knows the whole run
     if with_report and (result.whole or options.shard is None):
         from featviz.options.commands import ReportOptions
         from featviz.report import build_report
@@ -144,7 +148,7 @@ def _dry_run(
 
 
 class RunPrinter:
-    """What `run` prints: each image when it is done, and at the end what became of the
+    """Prints what `run` has to say: of each image when it is done, and at the end of the
     run."""
 
     def __init__(
@@ -153,9 +157,9 @@ class RunPrinter:
         """Begin with no image.
 
         Args:
-            advance: moves the progress bar, of this many images.
-            as_json: print a line of JSON for each image.
-            title: stands before what is said of layers, where there are several runs.
+            advance: moves the progress bar by one image; takes their number in all.
+            as_json: whether to print a line of JSON for each image.
+            title: stands before messages about layers, to tell several runs apart.
         """
         self._advance = advance
         self._title = title
@@ -165,24 +169,31 @@ class RunPrinter:
         self._skipped: dict[str, str] = {}
 
     def image(self, result: ImageResult, total: int) -> None:
-        """An image is done; `total` is how many there are."""
+        """Print what became of an image.
+
+        Args:
+            total: how many images there are in all.
+        """
         self._advance(total)
-        # by layer, since a layer that gave no picture gives none in any image
+        # kept by layer for `log_gaps`: a layer mostly has no picture in any image
         self._never_ran |= dict.fromkeys(result.never_ran)
         self._skipped |= {skip.label: skip.reason for skip in result.skipped}
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
         else:
-            if output.waiting:
-                output.print_waiting()
+            output.print_waiting()
             if not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
                 _log_outcome(result.name, result.outcome)
         if self._as_json:
             output.document(_as_json(result), indent=None)
 
     def end(self, result: RunResult, name_report: bool) -> None:
-        """The run is done. The last line says what was written, what failed, and with
-        `name_report` the command that shows it."""
+        """Print what became of the run: what is missing, and in the last line what was
+        written and what failed.
+
+        Args:
+            name_report: whether the last line names the command that makes a report.
+        """
         self.log_gaps(result)
         complete = [image for image in result.images if image.error is None]
         if result.missing:
@@ -192,7 +203,7 @@ class RunPrinter:
                 missing,
                 len(complete),
             )
-        # of more shards than images
+        # as where there are more shards than images
         if not result.images and not result.missing:
             log.info("no image is left for this shard")
         if not complete or result.drew_nothing:
@@ -206,14 +217,13 @@ class RunPrinter:
             failed = counted(len(result.failures), "image")
             names = listed([image.name for image in result.failures], _NAMED)
             line += f"; {failed} failed: {names} (see run.json)"
-        # without --report there is no page yet; the line says how to get one
         if name_report:
             line += f"; {output.to_look_at('them', result.root, '--open')}"
         log.info("%s", line)
 
     def log_gaps(self, result: RunResult) -> None:
-        """Name the layers without a picture: a warning, or an error where there is no
-        picture."""
+        """Name the layers that have no picture of some image: in warnings, or in an error
+        where the run has no picture at all."""
         lines = gaps(self._skipped, self._never_ran)
         if result.drew_nothing:
             reasons = "; ".join(lines) or "no layer was taken"
@@ -225,7 +235,7 @@ class RunPrinter:
 
 
 def _as_json(result: ImageResult) -> dict[str, Any]:
-    """The JSON line of an image: of one that failed its error alone."""
+    """The JSON line of an image; of one that failed it has only the error."""
     if result.error is not None:
         return {"image": result.name, "error": result.error}
     line: dict[str, Any] = {
@@ -245,7 +255,7 @@ def _as_json(result: ImageResult) -> dict[str, Any]:
 
 
 def _log_outcome(name: str, outcome: Outcome) -> None:
-    """The prediction, and what interventions changed."""
+    """Log the prediction for an image, and what interventions changed."""
     if outcome.before:
         log.info(
             "%s before: %s", name, ", ".join(score.text for score in outcome.before)
@@ -258,7 +268,6 @@ def _log_outcome(name: str, outcome: Outcome) -> None:
             after,
             ", ".join(score.text for score in outcome.prediction),
         )
-    # An ablation that changes nothing is the most interesting of all: it is said, too.
     if not outcome.intervened:
         return
     if outcome.largest_change is None:
@@ -277,13 +286,13 @@ def _log_outcome(name: str, outcome: Outcome) -> None:
 
 
 def shard_of_process() -> Shard | None:
-    """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS,
-    name; None for a process that runs alone.
+    """The shard of this process, by the environment: RANK and WORLD_SIZE (of torchrun), or
+    SLURM_PROCID and SLURM_NTASKS. None for a process that runs alone.
 
     Raises:
         UsageError: they are not numbers, or the first is not below the second.
     """
-    # torchrun first: inside a job of SLURM both are set, and SLURM's count its launchers
+    # torchrun first: where it runs in a job of SLURM, SLURM's variables count its launchers
     for index_name, count_name in (
         ("RANK", "WORLD_SIZE"),
         ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -306,14 +315,15 @@ def shard_of_process() -> Shard | None:
 
 
 def _number_in(environment: Mapping[str, str], name: str) -> int:
-    """The number in a variable of the environment, which is set; -1 where its text is not
-    a number."""
+    """The number in a variable of the environment, which must be set; -1 where its text
+    is not a number."""
     text = environment[name]
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
 
 
 def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions:
-    """The options of a process that draws one part of the images.
+    """The options of a run for one of several processes, which draws a shard of the
+    images.
 
     Raises:
         UsageError: the images are listed on stdin, which the processes of torchrun
@@ -329,8 +339,8 @@ def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions
 
 
 def _exit_code_of_shard(result: RunResult) -> int:
-    """The exit code of one of torchrun's processes. torchrun ends all of them when one
-    fails, so that failed images are the exit code of the last process alone."""
+    """The exit code of one of several processes. torchrun ends all of them when one fails,
+    so that only the last one to end reports failed images, those of all processes."""
     only_images_failed = result.failures and not (result.missing or result.interrupted)
     if only_images_failed and not result.whole and _runs_in_torchrun():
         return 0
