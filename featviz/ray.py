@@ -81,7 +81,7 @@ def run(
         check_destination(request.options, request.options.overwrite)
         # a caller's own connection is used; workers' lines would mix with progress
         ray.init(ignore_reinit_error=True, log_to_driver=False)
-        draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)
+        draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw_shard)
         # put once: a module among the options may have gigabytes
         request_of_all = ray.put(request)
         shards = [Shard(index, workers) for index in range(workers)]
@@ -148,7 +148,7 @@ def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResul
     )
 
 
-def _draw(
+def _draw_shard(
     shard: Shard, request: Request[RunOptions], files: list[str], cwd: Path
 ) -> RunResult:
     """Draw one shard, in a worker.

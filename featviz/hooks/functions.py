@@ -66,8 +66,11 @@ class Running:
         own index."""
 
     def now(self, layers: Sequence[Layer]) -> Layer:
-        """The layer to which a call belongs; asked from a hook of the module that is
-        these layers, while it runs."""
+        """Which of its layers a module is in the call that is running.
+
+        Args:
+            layers: those that the module is (`of_module`).
+        """
         return layers[0] if len(layers) == 1 else self.frames[-1].layer
 
     @contextmanager
@@ -287,7 +290,7 @@ def placed(
         output: Any,
     ) -> Any:
         """The hook after a module's call; returns the output that takes the place of the
-        module's, None where that stays."""
+        module's, None where that stays. `of_module` are the layers that the module is."""
         layer = running.now(of_module)
         changed = None
         if layer in change_of:

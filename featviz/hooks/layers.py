@@ -184,8 +184,9 @@ _ALIASES = {
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the module's class and its bases, or of those that an exported one
-    stands for; of a class that is not imported the name alone is known."""
+    """Names of a module's class and of its base classes. A module of an exported program
+    has those of the class that it stands for; where that is not imported, its name and
+    `Module`."""
     original = _class_of(module)
     if isinstance(original, str):
         return (original.rpartition(".")[2], nn.Module.__name__)
@@ -193,8 +194,8 @@ def class_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def home_of(module: nn.Module) -> str:
-    """The Python module in which the forward of a module, or of what it stands for, is
-    written."""
+    """The Python module in which the forward of a module is written: of an exported one,
+    that of the class that it stands for."""
     original = _class_of(module)
     if isinstance(original, str):
         return original.rpartition(".")[0]
@@ -202,8 +203,8 @@ def home_of(module: nn.Module) -> str:
 
 
 def _class_of(module: nn.Module) -> type | str:
-    """What a module is, or stands for; the full name of a class that is not
-    imported."""
+    """The class of a module, or that for which a module of an exported program stands:
+    its full name, where it is not imported."""
     # no other module is said to be of another class than it is
     if type(module).__module__ != EXPORTED:
         return type(module)

@@ -154,8 +154,12 @@ def _channels_first(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
 
 
 def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
-    """An array [C, H, W] or [H, W, C] with its channels first; ImageError where both
-    axes fit, or none does."""
+    """An array [C, H, W] or [H, W, C] with its channels first.
+
+    Raises:
+        ImageError: neither axis has as many channels as the model takes, or as can be
+            made of them; or both have as many as it takes.
+    """
     is_first = _fits(array.shape[0], array, expected)
     is_last = _fits(array.shape[-1], array, expected)
     # an exact number tells more than one that can be made to fit

@@ -203,7 +203,18 @@ class Drawing:
         return None
 
     def show(self, jobs: Sequence[DrawnJob]) -> ImageWriter:
-        """Show an image to the model, and leave its files to the encoders."""
+        """Show an image to the model, and leave its files to the encoders.
+
+        Args:
+            jobs: the image alone; images of a run go one by one.
+
+        Returns:
+            What writes its files, with the task of the last one.
+
+        Raises:
+            FeatvizError: the model fails, or a file cannot be written; the image's
+                folder has been removed.
+        """
         sample = jobs[0].sample
         image = jobs[0].input
         assert image is not None, "images that cannot be read are not shown"
@@ -280,7 +291,16 @@ class ImageWriter:
     image."""
 
     def __init__(self, run: Drawing, sample: Sample, image: ModelInput) -> None:
-        """Make the folder."""
+        """Make the folder.
+
+        Args:
+            sample: the image.
+            image: what the model gets of it, before the model has run.
+
+        Raises:
+            UsageError: maps are to lie over an input that is not an image.
+            StoreError: the folder cannot be made.
+        """
         self.run = run
         self.sample = sample
         self.image = image

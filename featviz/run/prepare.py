@@ -59,8 +59,8 @@ LOOPS = "featviz.drawing.deflate"
 Show = Callable[
     [Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome, Recorder]
 ]
-"""Shows an input to a model: the arguments of its forward, hints on layouts, a sink of
-tensors."""
+"""Shows an input to a model: takes the arguments of its forward, hints on layouts, and a
+sink of tensors; returns what the model said, and the recorder of its hooks."""
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,9 @@ def prepare(
 
 
 def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
-    """The model as it takes what was found: vectors, where its first layer is linear
-    and the first file holds as many numbers. Warns where neither the model nor the user
-    says how images go in.
+    """The model with the preprocessing of a run: of vectors, where its first layer is
+    linear and the first file holds as many numbers; else as it is. Warns where neither
+    the model nor the user says how images go in.
 
     Raises:
         LoadError: a tensor of the module has no values (it is on the device meta).

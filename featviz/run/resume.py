@@ -103,7 +103,7 @@ class RunDocument:
         """Images that have failed by now, those of other shards included."""
 
     def write(self, run: RunDirectory) -> list[str]:
-        """Write run.json, the images in their order. A shard does so within
+        """Write run.json, the images in their order, and count in `failed`. A shard does so within
         `alone_among_shards`, since run.json is that of all shards.
 
         Returns:
