@@ -54,9 +54,11 @@ class Filters(NamedTuple):
     """float32 [output channels, input channels in a group, time, height, width], where
     time and height are 1 if the kernel has none."""
     weight_shape: list[int]
-    """As the module has it."""
+    """The shape of the module's weight."""
     groups: int
+    """Channels are divided among so many convolutions."""
     transposed: bool
+    """Whether the module is a transposed convolution."""
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -65,13 +67,16 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def read_filters(module: nn.Module) -> Filters:
-    """The effective kernels of a module in eval mode: parametrized, normalised, pruned.
+    """The kernels of a module in eval mode as its next forward pass would use them:
+    parametrized, normalised, pruned. The module's own copy of a weight that is set before
+    each pass is brought up to date.
 
     Channel i is output channel i of the module's feature maps. A convolution's kernels
     are correlated with its input, a transposed one's are stamped on its output.
 
     Raises:
-        LayoutError: it has no kernels with real values.
+        LayoutError: the module is no convolution, or its weight has no size yet, no
+            values, or none that are real.
     """
     name = class_names(module)[0]
     if not is_convolution(module):
@@ -113,7 +118,8 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 def _groups(module: nn.Module) -> int:
-    """The number of groups of a convolution; of an exported one only the call has it."""
+    """The number of groups of a convolution; of an exported module only the call in its
+    graph has it. 1 where there is none."""
     if type(module).__module__ != EXPORTED:
         return getattr(module, "groups", 1)
     graph: Any = module.graph
@@ -141,15 +147,19 @@ class FilterPicture(NamedTuple):
 def draw_filters(
     filters: Filters, options: DrawOptions, all_slices: bool = False
 ) -> FilterPicture:
-    """Draw a layer's kernels, by output channel.
-
-    A tile is RGB for three input channels, else the mean over the inputs. Kernels with
-    a time axis have a tile for each step. `--scale auto` makes few kernels large enough
-    to be seen, and no picture huge.
+    """Draw a layer's kernels: a tile for each output channel, and for each time step of
+    kernels that have a time axis. A tile is RGB for three input channels without groups,
+    else the mean over the inputs.
 
     Args:
+        options: without a `scale`, few kernels become large enough to be seen, and no
+            picture huge.
         all_slices: a tile is one input's: a row is then an output channel, a column an
             input.
+
+    Raises:
+        LayoutError: there are none of the channels that the options name, or the picture
+            is too large.
     """
     outputs, _, steps, height, width = filters.kernels.shape
     tiles = _tiles(filters, all_slices)
@@ -187,7 +197,8 @@ class _FilterTiles(NamedTuple):
 
 
 def _tiles(filters: Filters, all_slices: bool) -> _FilterTiles:
-    """What a tile shows of the kernels from each input to one output channel."""
+    """Kernels as tiles: RGB, their mean over the inputs, or each input's own; see
+    `draw_filters`."""
     kernels = filters.kernels
     inputs = kernels.shape[1]
     if inputs == 1 or all_slices:
@@ -203,7 +214,8 @@ def _tiles(filters: Filters, all_slices: bool) -> _FilterTiles:
 
 
 def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> int:
-    """The factor with which a picture has AUTO_SIDE, but at most AUTO_PIXELS.
+    """The smallest whole factor, from `factor` on, with which a picture's longer side has
+    AUTO_SIDE pixels; a smaller one where the picture would have more than AUTO_PIXELS.
 
     Args:
         shape: as that of `grid.plan`.
@@ -222,8 +234,8 @@ def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> i
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
-    """Show in TensorBoard the kernels of those layers that have some, as `featviz
-    kernels` draws them."""
+    """Show in TensorBoard the kernels of layers as `featviz kernels` draws them. Layers
+    of which there are none to draw are left out without a word."""
     modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():

@@ -55,20 +55,23 @@ class Board:
         image: str = "",
     ) -> Iterator[dict[str, Any]]:
         """One captured tensor as the fields of TensorBoard's messages `Summary.Value`:
-        a PNG, a histogram and, in a training, the share of zeros and the number of
-        channels that are nowhere above zero. Tags are `what/layer1.0.conv1`; what is
-        not of an output says so (`what-input/...`).
+        a PNG, a histogram and, at a training step, the share of zeros and the number of
+        channels that are nowhere above zero. Tags are `output/layer1.0.conv1` and
+        `histogram/layer1.0.conv1`; those of other tensors than outputs say so:
+        `histogram-input/...`.
 
         Args:
             picture: makes the PNG.
             stats: [channels, 6], of all channels.
             shown: how many channels the picture has.
+            histogram: the fields of TensorBoard's message HistogramProto; None leaves
+                the histogram out.
             image: its name, in the tags of a training step.
         """
 
         def tag(group: str) -> str:
-            """The tag of a number or picture of this tensor: `group/LAYER`."""
-            # TensorBoard makes a group of all tags with the same beginning
+            """The tag of a number or picture of this tensor. TensorBoard makes a group of
+            all tags with the same beginning."""
             if site.kind not in ("output", "grad", group):
                 group += f"-{site.kind.split('-')[-1]}"
             stem = site.stem.removeprefix(site.kind)
@@ -139,7 +142,7 @@ def run_folder(logdir: Path, run: Path) -> Path:
 
 
 def histogram(tensor: Tensor) -> dict[str, Any] | None:
-    """Count the finite values of a dense float tensor, of any shape, in bins.
+    """Count the finite values of a dense float tensor, of any shape, in BINS bins.
 
     Returns:
         The fields of TensorBoard's message HistogramProto; None where no value is
@@ -169,8 +172,9 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
 
 
 def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
-    """The first tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow`
-    and `scale` where the options name them. A vector stays one strip."""
+    """The picture with its first MOST_MAPS tiles alone, laid out as `make_grid(tiles,
+    nrow=int(sqrt(C)))` does; `nrow` and `scale` are those of the options where these name
+    them. A strip of numbers stays as it is."""
     # numbers in rows and columns would look like maps
     if picture.strip:
         return picture
@@ -192,7 +196,7 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     )
 
 
-def require() -> None:
+def check_installed() -> None:
     """Say before the run, with UsageError, that events cannot be written."""
     try:
         importlib.import_module("tensorboard.summary.writer.record_writer")
@@ -207,15 +211,17 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
 
     Args:
         folder: for the events; made where it is missing.
-        below: a run directory. A folder that lies in it may not do so by a link.
+        below: a run directory, in which no link may lead to the folder; None where links
+            may.
 
     Raises:
         UsageError: the package tensorboard is missing.
+        StoreError: the folder cannot be written, or a link leads to it.
     """
     if folder is None:
         yield None
         return
-    require()
+    check_installed()
     # as SummaryWriter names its files; TensorBoard shows those with `tfevents` in them
     name = f"{EVENTS[:-1]}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
     base = folder

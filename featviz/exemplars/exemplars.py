@@ -302,7 +302,7 @@ def _draw_layer(
     channels = _chosen(options, top)
     warn_of_lacking(options.channels, {row.title: range(len(top.values))})
     # fewer images than --top leave no empty columns
-    count = max(1, min(top.values.shape[1], len(reader.study.samples)))
+    count = min(top.values.shape[1], len(reader.study.samples))
     label = printable(layer_named(row.title))
     images_seen = len(reader.study.seen)
     title = _sheet_title(to_draw, label, len(channels), options.rank_by, images_seen)

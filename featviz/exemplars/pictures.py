@@ -49,7 +49,7 @@ def tile_grid(count: int) -> TileGrid:
     Args:
         count: tiles that there is room for, at least 1; they stand about square.
     """
-    columns = max(1, ceil(sqrt(count)))
+    columns = ceil(sqrt(count))
     down = TILE + _CAPTION + _GAP
     return TileGrid(
         columns, TILE, TILE, _GAP, _TITLE + _GAP, across=TILE + _GAP, down=down

@@ -420,4 +420,4 @@ def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
     if draw.figure:
         require_matplotlib()
     if board is not None:
-        tensorboard.require()
+        tensorboard.check_installed()
