@@ -262,6 +262,7 @@ def ticks(low: float, high: float) -> Ticks:
 _SOFT = (92, 100, 112)
 _FAINT = (139, 146, 158)
 _RULE = (226, 229, 234)
+_SMALL = Letters(9, _SOFT)
 
 _MARGIN = 0.3
 """Inches around the page."""
@@ -491,18 +492,18 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
     x = _MARGIN
     for tile in page.pictures:
         width, height = _fitted(tile.pixels, *layout.picture)
-        canvas.write(tile.title, x, top + 0.08, Letters(9, _SOFT))
+        canvas.write(tile.title, x, top + 0.08, _SMALL)
         _paste_squares(canvas, tile.pixels, Cell(x, top + _CAPTION, width, height))
         x += width + 0.3
     x = max(x, _MARGIN + _NAMES)
     if page.bars:
         accent = colors[len(colors) * 2 // 5]  # seen on white
-        canvas.write(page.bars_title, x, top + 0.08, Letters(9, _SOFT))
+        canvas.write(page.bars_title, x, top + 0.08, _SMALL)
         _draw_prediction(canvas, page.bars, x, layout.right, accent)
     else:
         for number, line in enumerate(page.remarks):
             y = top + 0.08 + number * _LEADING
-            canvas.write(line, x, y, Letters(9, _SOFT), max_width=layout.right - x)
+            canvas.write(line, x, y, _SMALL, max_width=layout.right - x)
     y = top + _CAPTION + layout.picture.height + _BETWEEN
     canvas.fill(Cell(_MARGIN, y, layout.right - _MARGIN, 1 / DPI), _RULE)
 

@@ -13,7 +13,7 @@ import io
 import logging
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, BinaryIO
@@ -70,18 +70,18 @@ class GridPicture:
     """Tiles of each channel: drawn, and in the tensor."""
     values: int
     """How many numbers of each channel `stats` is of."""
-    steps: list[int] | slice = field(default_factory=lambda: slice(None))
-    """Which slices are drawn of those in the tensor; all as a slice."""
-    strip: bool = False
+    steps: list[int] | slice
+    """Which slices are drawn of those in the tensor; `slice(None)` for all."""
+    strip: bool
     """Numbers side by side: those of a vector, or one for each constant map."""
-    constant: tuple[int, int, int] | None = None
+    constant: tuple[int, int, int] | None
     """Slices, height and width of each map, where all are constant and `strip` has
     their values."""
-    collapsed: dict[int, list[int]] = field(default_factory=dict)
-    """Channels that share a tile, by the one that is drawn."""
-    numbered: bool = False
+    collapsed: dict[int, list[int]]
+    """Channels that share a tile, by the one that is drawn, itself included."""
+    numbered: bool
     """Whether the tiles have their channels' numbers."""
-    marked: Sequence[int] = (ZERO, CONSTANT)
+    marked: Sequence[int]
     """The marks of `grid` that are drawn: both, ZERO alone, or none."""
     reduce: str | None = None
     """How all channels became the one tile."""
@@ -137,7 +137,8 @@ class GridPicture:
 
 
 def check_format(name: str) -> None:
-    """Raise UsageError early where Pillow cannot write a format of `records.FORMATS`."""
+    """Raise UsageError early where Pillow, as it was built, cannot write a format of
+    `records.FORMATS`."""
     format = FORMATS[name]
     if format.save is not None:
         Image.init()
@@ -212,8 +213,8 @@ def encode(
 def describe(
     picture: GridPicture, site: CaptureSite, shape: Sequence[int], file: str
 ) -> Capture:
-    """The manifest's row for a picture. Whoever writes further files adds `tensor` and
-    `figure`, and who has followed the layer's pixels `receptive_field`.
+    """The manifest's row for a picture, without `tensor`, `figure` and
+    `receptive_field`, of which the picture knows nothing.
 
     Args:
         site: the capture that it shows.

@@ -106,12 +106,7 @@ class CropReader:
         if top.is_zero[channel]:
             return exemplars
         for rank in np.flatnonzero(np.isfinite(top.values[channel])).tolist():
-            position = MapPosition(*top.positions[channel, rank].tolist())
-            row_and_column = None
-            map_size = None
-            if position.row >= 0:
-                row_and_column = [position.row, position.column]
-                map_size = [position.rows, position.columns]
+            row, column, *map_size = top.positions[channel, rank].tolist()
             number = int(top.images[channel, rank])
             exemplars.append(
                 Exemplar(
@@ -119,8 +114,8 @@ class CropReader:
                     number=number,
                     # the shortest decimals of the float32: 0.1, not 0.10000000149
                     value=float(str(top.values[channel, rank])),
-                    place=row_and_column,
-                    map=map_size,
+                    place=[row, column] if row >= 0 else None,
+                    map=map_size if row >= 0 else None,
                     box=None,
                 )
             )
