@@ -206,3 +206,26 @@ def test_a_picture_stands_upright_in_an_svg() -> None:
     assert points == pytest.approx((64.8, 43.2, 7.2, 14.4))
     assert "rotate(-90" in text
     assert saved_svg() == text
+
+
+def test_rectangles_of_an_svg_have_points_and_colours() -> None:
+    """72 points an inch, counted from the upper left."""
+    canvas = VectorCanvas(1.0, 2.0)
+    canvas.fill(Cell(0.5, 0.25, 1.0, 0.5), RED)
+    canvas.frame(Cell(0.25, 0.125, 1.5, 0.75))
+    file = io.BytesIO()
+    canvas.save(file, "svg")
+
+    drawn = []
+    for path, style in re.findall(
+        r'<path d="([^"]+)" [^>]*style="([^"]+)"', file.getvalue().decode()
+    ):
+        points = np.array(re.findall(r"[ML] (\S+) (\S+)", path), float)
+        drawn.append((style, points.min(0).tolist(), points.max(0).tolist()))
+    red = "#{:02x}{:02x}{:02x}".format(*RED)
+    fill, frame = drawn[-2:]
+    assert fill[0].startswith(f"fill: {red}")
+    assert fill[1:] == ([36, 18], [108, 54])
+    assert "fill: none" in frame[0]
+    assert "stroke: #000000" in frame[0]
+    assert frame[1:] == ([18, 9], [126, 63])

@@ -282,6 +282,28 @@ def test_a_changed_setting_in_run_json_is_found(run: Path) -> None:
 
 
 @pytest.mark.medium
+def test_a_total_that_is_no_sum_of_the_images_is_found(run: Path) -> None:
+    """It counts those that are complete, failed or missing."""
+    path = run / "run.json"
+    record = json.loads(path.read_text())
+    record["images"]["total"] = 6
+    path.write_text(json.dumps(record))
+    assert faults_of(run) == ["run.json has images.total 6, and names 5"]
+
+
+@pytest.mark.medium
+def test_images_that_are_not_whole_are_named_up_to_twenty(
+    featviz: Run, run: Path
+) -> None:
+    """Of the others the number is told, by what reads the run."""
+    for number in range(22):
+        copy = shutil.copytree(run / "00.png", run / f"copy-{number:02}.png")
+        (copy / "input.png").unlink()
+    done = featviz("report", run)
+    assert done.err.count("is incomplete (") == 20
+    assert "2 images more are incomplete" in done.err
+
+
 @pytest.mark.medium
 def test_images_stand_in_the_order_of_run_json(run: Path) -> None:
     """Those that it does not name, since a run was killed before, come last."""
