@@ -128,8 +128,8 @@ class Answer {
     this.place = place;
     const vector = grids[image].vector(place);
     this.cosines = grids.map((grid) => (grid ? grid.cosines(vector) : null));
-    this.sorted = joined(this.cosines.filter(Boolean)).sort();
-    this.usual = this.sorted[this.sorted.length >> 1] ?? 0; // of most places, which stay dark
+    const sorted = Float32Array.from(this.cosines.filter(Boolean).flatMap((cosines) => [...cosines])).sort();
+    this.usual = sorted[sorted.length >> 1] ?? 0; // of most places, which stay dark
   }
 
   /** How bright a place of this cosine is, 0 to 1. */
@@ -167,17 +167,6 @@ class Answer {
 /** The position of the largest value. */
 function highest(values) {
   return values.indexOf(values.reduce((high, value) => Math.max(high, value)));
-}
-
-/** One array of several. */
-function joined(arrays) {
-  const all = new Float32Array(arrays.reduce((length, array) => length + array.length, 0));
-  let first = 0;
-  for (const array of arrays) {
-    all.set(array, first);
-    first += array.length;
-  }
-  return all;
 }
 
 // ---------------------------------------------------------------------------------------------

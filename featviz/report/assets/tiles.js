@@ -430,7 +430,6 @@ class Frame extends Tiles {
     const marks = group.marks.filter((channel) => grid.positionOf(channel) >= 0);
     const hasMarks = isReady && (marks.length > 0 || group.active !== null);
     const spot = grid.scene ? marked.spot : null;
-    this.element.classList.toggle("laid", isOver);
     this.element.classList.toggle("redrawn", isMoved);
     this.canvas("under", isOver, (pen) => this.paintInput(pen));
     this.canvas("tiles", isMoved, (pen) => this.paintTiles(pen));
