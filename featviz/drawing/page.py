@@ -260,7 +260,7 @@ def ticks(low: float, high: float) -> Ticks:
 # The page of `look`
 
 _SOFT = (92, 100, 112)
-_FAINT = (139, 146, 158)
+_FAINT = (104, 112, 124)
 _RULE = (226, 229, 234)
 _SMALL = Letters(9, _SOFT)
 
@@ -297,6 +297,9 @@ _WIDTHS = (0.85, 1.55)
 """Inches of the narrowest and the widest tile. Maps of other shapes have white around
 them."""
 _HEIGHTS = (0.3, 1.55)
+_TALLEST = 3.6
+_TOGETHER = 6.0
+"""Inches of the height of a tile that grows as there are few, and of those of all rows."""
 _STRIP = 0.3
 """Inches of the height of a strip of numbers."""
 _NAME_LETTERS = 18
@@ -406,7 +409,7 @@ def draw_page(page: Page) -> Bytes:
 def _lay_out(page: Page) -> _Layout:
     """Choose the size of the tiles and of the page, and where its rows begin."""
     tile = _tile_size(page)
-    columns = min(_COLUMNS, max(len(row.tiles) for row in page.rows))
+    columns = _columns(page)
     width = 2 * _MARGIN + _NAMES + columns * (tile.width + _GAP) - _GAP
     width = max(width, _NARROWEST_PAGE)
     picture = _picture_size(page, width - 2 * _MARGIN)
@@ -425,13 +428,24 @@ def _lay_out(page: Page) -> _Layout:
     return _Layout(width, top + _KEY + _MARGIN / 2, tile, picture, tops)
 
 
+def _columns(page: Page) -> int:
+    """How many tiles stand side by side at most."""
+    return min(_COLUMNS, max(len(row.tiles) for row in page.rows))
+
+
 def _tile_size(page: Page) -> _Size:
-    """The size of all tiles. Most layers of a model have maps of the input's shape; the
-    median is not led astray by others."""
+    """The size of all tiles; few of them grow until they fill the narrowest page. Most
+    layers of a model have maps of the input's shape; the median is not led astray by
+    others."""
     shapes = [row.tiles[0].pixels.shape for row in page.rows if not row.strip]
     aspect = float(np.median([width / height for height, width, _ in shapes] or [1.0]))
     width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
-    return _Size(width, min(max(width / aspect, _HEIGHTS[0]), _HEIGHTS[1]))
+    height = min(max(width / aspect, _HEIGHTS[0]), _HEIGHTS[1])
+    room = _NARROWEST_PAGE - 2 * _MARGIN - _NAMES
+    room_each = (room + _GAP) / _columns(page) - _GAP
+    tallest = min(_TALLEST, _TOGETHER / len(page.rows))
+    growth = max(1.0, min(room_each / width, tallest / height))
+    return _Size(width * growth, height * growth)
 
 
 def _picture_size(page: Page, width: float) -> _Size:

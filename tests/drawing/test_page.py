@@ -374,14 +374,14 @@ def look(*tiles: Bytes, **fields: Any) -> Bytes:
 
 @pytest.mark.medium
 def test_pixels_of_a_map_stay_squares() -> None:
-    """2 × 2 pixels become four squares of 60 pixels, in their places."""
+    """2 × 2 pixels become four squares of 180 pixels, in their places."""
     drawn = look(QUARTERS)
     x, y, *_ = box_of(drawn, COLOURS[0])
     assert [box_of(drawn, colour) for colour in COLOURS] == [
-        (x, y, 60, 60),
-        (x + 60, y, 60, 60),
-        (x, y + 60, 60, 60),
-        (x + 60, y + 60, 60, 60),
+        (x, y, 180, 180),
+        (x + 180, y, 180, 180),
+        (x, y + 180, 180, 180),
+        (x + 180, y + 180, 180, 180),
     ]
 
 
@@ -392,6 +392,7 @@ def test_all_tiles_have_one_size() -> None:
         solid(3, 3, COLOURS[0]),
         solid(7, 7, COLOURS[1]),
         solid(240, 240, COLOURS[2]),
+        *[solid(5, 5, (0, 0, 0))] * 5,
     )
     x, y, *_ = box_of(drawn, COLOURS[0])
     assert [box_of(drawn, colour) for colour in COLOURS[:3]] == [
@@ -399,6 +400,20 @@ def test_all_tiles_have_one_size() -> None:
         (x + 128, y, 120, 120),
         (x + 256, y, 120, 120),
     ]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("layers", "maps", "side"), [(1, 1, 360), (3, 1, 200), (1, 2, 276), (1, 8, 120)]
+)
+def test_few_maps_are_large(layers: int, maps: int, side: int) -> None:
+    """They fill the narrowest page, and those of several layers six inches of height."""
+    tiles = [Tile("0", solid(9, 9, COLOURS[0]))] * maps
+    tiles[0] = Tile("0", solid(9, 9, COLOURS[1]))
+    others = page.PageRow("conv1", [], [Tile("0", solid(9, 9, COLOURS[0]))] * maps)
+    rows = [page.PageRow("conv1", [], tiles), *[others] * (layers - 1)]
+    _, _, *size = box_of(look(rows=rows), COLOURS[1])
+    assert size == [side, side]
 
 
 @pytest.mark.medium
@@ -418,21 +433,21 @@ def test_more_than_eight_maps_go_on_below() -> None:
 @pytest.mark.medium
 @pytest.mark.parametrize("shape", [(20, 60), (30, 20), (2, 200)], ids=str)
 def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
-    """Wide and tall ones, too, within a pixel, and no tile is larger than 155 pixels a
-    side."""
+    """Wide and tall ones, too, within a pixel; one alone has room for 560 × 360."""
     box = box_of(look(solid(*shape, COLOURS[0])), COLOURS[0])
-    assert max(box.height, box.width) <= 155
+    assert box.width <= 560
+    assert box.height <= 360
     assert abs(box.width * shape[0] - box.height * shape[1]) <= max(shape)
 
 
 @pytest.mark.medium
 def test_a_map_lies_in_the_middle_of_its_cell() -> None:
-    """A tall one beside a square one, within a pixel; the cells are 128 pixels apart."""
+    """A tall one beside a square one, within a pixel; the cells are 284 pixels apart."""
     drawn = look(solid(60, 60, COLOURS[0]), solid(60, 20, COLOURS[1]))
     square = box_of(drawn, COLOURS[0])
     tall = box_of(drawn, COLOURS[1])
     assert tall.width < square.width
-    middle = square.left + square.width / 2 + 128
+    middle = square.left + square.width / 2 + 284
     assert abs(tall.left + tall.width / 2 - middle) <= 1
     assert abs((tall.top + tall.height / 2) - (square.top + square.height / 2)) <= 1
 
