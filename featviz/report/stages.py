@@ -1,7 +1,7 @@
 """The network as a picture: what its layers make of an image, in the order in which
 they ran.
 
-stage 56×56     [preview: maps of its last layer]      <- folded
+stage 56×56     [previews: maps of its last layer]     <- folded
   step conv1      [map] [map] [map] ...                <- a tensor
   step relu       [map] [map] [map] ...
 stage 28×28     ...
@@ -40,6 +40,8 @@ _MAX_STAGES = 16
 """Stages up to which resolutions divide a network. With more of them they take turns."""
 _OPEN = 60
 """Steps whose grids are unfolded when the page of an image opens."""
+_PREVIEWS = 5
+"""Strips of maps that folded stages show together; if there are more stages, one each."""
 _VECTORS = "Vectors"
 """The title of the stage behind the last maps."""
 
@@ -97,8 +99,9 @@ class NetworkStage:
     title: str
     steps: list[NetworkStep]
     is_open: bool
-    preview: NetworkStep | None
-    """The last step that has maps; None where no step has."""
+    previews: list[NetworkStep]
+    """Steps that have maps, evenly spread, and the last of these; none if there are none.
+    """
 
     @property
     def layer_count(self) -> int:
@@ -140,9 +143,15 @@ def network(
     for is_backward, direction in groupby(steps, key=lambda step: step.is_backward):
         direction_steps = list(direction)
         titled = zip(_titles(direction_steps), direction_steps, strict=True)
-        for title, titled_steps in groupby(titled, key=itemgetter(0)):
-            stage_steps = [step for _, step in titled_steps]
-            stages.append(_stage(stages, stage_steps, title, is_backward))
+        grouped = [
+            (title, [step for _, step in titled_steps])
+            for title, titled_steps in groupby(titled, key=itemgetter(0))
+        ]
+        with_maps = sum(any(step.tiles for step in steps) for _, steps in grouped)
+        # of a transformer, whose blocks are one stage, one layer would be shown
+        previews = max(1, _PREVIEWS // max(1, with_maps))
+        for title, stage_steps in grouped:
+            stages.append(_stage(stages, stage_steps, title, is_backward, previews))
     return stages
 
 
@@ -194,6 +203,7 @@ def _stage(
     steps: list[NetworkStep],
     title: str,
     is_backward: bool,
+    previews: int,
 ) -> NetworkStage:
     """The next stage.
 
@@ -202,16 +212,20 @@ def _stage(
         steps: of this one, at least one.
         title: its resolution or its module.
         is_backward: whether its steps are of gradients.
+        previews: of its steps, at most.
     """
     # A stage is folded or open as a whole; the first is open even if it is a large one.
     count = sum(len(stage.steps) for stage in before) + len(steps)
     with_maps = [step for step in steps if step.tiles]
+    # not all of them: to unfold a stage is to see more
+    shown = min(previews, max(1, len(with_maps) // 2), len(with_maps))
+    ends = [number * len(with_maps) // shown for number in range(1, shown + 1)]
     return NetworkStage(
         number=len(before) + 1,
         title=f"Gradients, {title}" if is_backward else title,
         steps=steps,
         is_open=not before or count <= _OPEN,
-        preview=with_maps[-1] if with_maps else None,
+        previews=[with_maps[end - 1] for end in ends],
     )
 
 

@@ -221,6 +221,23 @@ def test_a_stage_names_its_layers_and_the_one_that_is_shown(tmp_path: Path) -> N
     assert_says(text, "· layers c to r (2) · maps of layer r (ReLU)", "· layer pool")
 
 
+@pytest.mark.parametrize(
+    ("layers", "sizes", "shown"),
+    [(12, 1, [1, 3, 6, 8, 11]), (12, 3, [3, 7, 11]), (4, 1, [1, 3]), (2, 1, [1])],
+)
+def test_few_stages_show_several_layers(
+    layers: int, sizes: int, shown: list[int], tmp_path: Path
+) -> None:
+    """Five in all stages together, and half of a stage at most; of three, one each."""
+    drawn = []
+    for number in range(layers):
+        side = 4 * (1 + number * sizes // layers)
+        name = f"block{number}"
+        drawn.append(Drawn(name, index=number, maps=1, nrow=1, tile=(side, side)))
+    page = page_of(built(tmp_path / "out", {"a.png": drawn}))
+    assert re.findall(r"maps of layer block(\d+)", page.text) == [str(n) for n in shown]
+
+
 def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
     """Their position counts, also where only a later image has the layer."""
     first, second, tenth = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
