@@ -77,8 +77,8 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
         parameters.pop("options", None)
         types: dict[str, Any] = {}
         for record in records:
-            for nested_record in (record, *nested(record).values()):
-                types |= get_type_hints(nested_record)
+            for option_record in (record, *map(type, nested(record).values())):
+                types |= get_type_hints(option_record)
         lines = []
         for name, option in every_option(*records).items():
             if name not in (*but, *NOT_IN_PYTHON):

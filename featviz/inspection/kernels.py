@@ -80,8 +80,6 @@ def draw_kernels(
         captures = [layer.row for layer in drawn]
         channels = {row["layer"]: range(row["maps"]) for row in captures}
         warn_of_lacking(options.draw.channels, channels)
-        if not drawn:
-            raise UsageError(_nothing_to_draw(skipped), "take other --channels")
         _write_page(images, loaded, [layer.page_row for layer in drawn], options.draw)
         manifest = {
             "captures": captures,
@@ -188,6 +186,12 @@ def _draw_all(
     Args:
         skipped: layers without any of the channels of --channels are added to it.
         folder: of all pictures.
+
+    Returns:
+        What there is of each layer, at least one.
+
+    Raises:
+        UsageError: no layer has any of the channels.
     """
     events = None
     if options.tensorboard is not None:
@@ -202,6 +206,8 @@ def _draw_all(
                 continue
             if board is not None:
                 post_filters(board, layer, layer_filters, options.draw)
+    if not drawn:
+        raise UsageError(_nothing_to_draw(skipped), "take other --channels")
     return drawn
 
 

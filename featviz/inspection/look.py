@@ -234,10 +234,7 @@ def look(
     )
     samples = find_images(images, run)
     name = model_name(model)
-    out = options.out
-    if out is None:
-        image_stem = Path(samples[0].name).stem
-        out = Path(safe_name(f"look-{in_file_name(name)}-{image_stem}.png"))
+    out = options.out or _picture_file(name, samples[0])
     check_files("look", [out], model, samples, options.overwrite)
     prepared = prepare(model, samples, run)
     if len(prepared.samples) > 1:
@@ -254,6 +251,16 @@ def look(
     with write_file(out) as file:
         write_pixels(file, result.picture, {"Software": "featviz look"})
     return result
+
+
+def _picture_file(name: str, sample: Sample) -> Path:
+    """The file of the page where --out names none, in the current folder.
+
+    Args:
+        name: the model's, as from `model_name`.
+    """
+    image = Path(sample.name).stem
+    return Path(safe_name(f"look-{in_file_name(name)}-{image}.png"))
 
 
 def model_name(model: ModelOptions | LoadedModel) -> str:
@@ -427,22 +434,21 @@ class _Collector:
     def _add(self, row: ShownLayer) -> None:
         """Add the row of a call, or put it in the place of the layer's latest row."""
         before = self._latest(row.layer)
-        if before is None:
-            self._append(row)
-        elif row.strip:
-            return
-        elif before.strip or row.tiles[0].shape == before.tiles[0].shape:
+        if before is not None:
+            if row.strip:
+                return
+            size = row.tiles[0].shape
             # the activation that a block runs twice gives the block's output at the end
-            self.layers[self._positions[row.layer]] = row
-        elif self._options.layers is None:
-            # A module that ends several stages, as the one ReLU of a network may, has a
-            # row for each of them.
-            self._append(row)
-        # a head runs on one level after the other, of which the first is the largest
-        elif row.tiles[0].shape > before.tiles[0].shape:
-            self.layers[self._positions[row.layer]] = row
-
-    def _append(self, row: ShownLayer) -> None:
+            if before.strip or size == before.tiles[0].shape:
+                self.layers[self._positions[row.layer]] = row
+                return
+            # A head runs on one level after the other, of which the first is the largest.
+            # Without --layers, a module that ends several stages, as the one ReLU of a
+            # network may, has a row for each of them.
+            if self._options.layers is not None:
+                if size > before.tiles[0].shape:
+                    self.layers[self._positions[row.layer]] = row
+                return
         self._positions[row.layer] = len(self.layers)
         self.layers.append(row)
 

@@ -300,13 +300,12 @@ def _bounds_text(number: types.IntType | types.FloatType) -> str:
     return "" if number.ge is None else f" ≥ {number.ge}"
 
 
-def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
-    """The types of the records in a record, by field; not of those deeper inside."""
+def nested(record_type: type[Struct]) -> dict[str, Struct]:
+    """The records in a record by field, as they are by default; not those deeper inside."""
     records = {}
     for field in structs.fields(record_type):
-        # Annotated and unions are not types, and stand for plain options
-        if isinstance(field.type, type) and issubclass(field.type, Struct):
-            records[field.name] = field.type
+        if isinstance(field.default, Struct):
+            records[field.name] = field.default
     return records
 
 
@@ -314,7 +313,7 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
     """The options of records and of those in them, at any depth.
 
     Args:
-        record_types: Structs whose nested records have a default. Where several
+        record_types: Structs, each of whose nested records has a default. Where several
             declare an option, the last one counts.
 
     Returns:
@@ -324,10 +323,9 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for record_type in record_types:
         options |= declared(record_type)
-        defaults = {field.name: field.default for field in structs.fields(record_type)}
-        for field_name, inner_type in nested(record_type).items():
-            for name, inner in every_option(inner_type).items():
-                default = getattr(defaults[field_name], name)
+        for record in nested(record_type).values():
+            for name, inner in every_option(type(record)).items():
+                default = getattr(record, name)
                 # what help says of a default holds for that one alone
                 default_text = inner.default_text if default == inner.default else ""
                 options[name] = replace(
@@ -378,11 +376,10 @@ def read_from(
     Raises:
         UsageError: an option does not take its value.
     """
-    defaults = {field.name: field.default for field in structs.fields(record_type)}
-    for name, inner_type in nested(record_type).items():
+    for name, record in nested(record_type).items():
         if name not in fields:
             fields[name] = structs.replace(
-                defaults[name], **_taken_from(values, inner_type, but)
+                record, **_taken_from(values, type(record), but)
             )
     return record_type(**fields, **_taken_from(values, record_type, but))
 
