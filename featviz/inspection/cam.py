@@ -331,8 +331,12 @@ def _check_out(
     samples: Sequence[Sample],
     out: Path,
 ) -> None:
-    """Refuse a place for the pictures where something else is: a file that is no PNG,
-    the model, an image, or a picture that `cam` did not make.
+    """Refuse files for the pictures that are something else: a file that is no PNG, the
+    model, an image, or a picture that `cam` did not make.
+
+    Args:
+        samples: the images as they were named, before clips are made of them.
+        out: as for `picture_files`.
 
     Raises:
         UsageError: `out` is such a file, or holds one.
@@ -375,7 +379,12 @@ def picture_files(
 
 
 def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
-    """Write the picture of an image, and return the result with its path."""
+    """Write the picture of an image, and return the result with its path.
+
+    Args:
+        result: of an image that was read.
+        cmap: the colormap in which its maps were drawn, for the colour bars.
+    """
     assert result.shown is not None, "only images that failed have none"
     method = REDUCTIONS[result.method]
     note = method.title if method.attends else f"evidence ({method.title})"
@@ -462,8 +471,16 @@ def _explain(
 def _draw_evidence(
     prepared: Prepared, explanation: _Explanation, image: ModelInput, cmap: str
 ) -> tuple[list[LayerCam], LayerCam | None]:
-    """Draw the map of each layer; and for a box of a detector also the maximum over the
-    levels of its head, None without levels."""
+    """Draw the map of each layer, over the image.
+
+    Args:
+        explanation: has at least one map.
+        cmap: as of `_explain`.
+
+    Returns:
+        The maps; and for a box of a detector the maximum over the levels of its head,
+        None for other targets, one level, and layers that the user named.
+    """
     evidence, outcome, _ = explanation
     method = str(prepared.options.draw.reduce)
     # A class activation map is one channel, of which `max` makes the one large tile,
@@ -499,7 +516,9 @@ def _shown_to_model(
     evidence: list[_Evidence] = []
 
     def take(site: CaptureSite, tensor: Tensor, gradient: Tensor) -> None:
-        """The sink of the hooks; LayoutError where there are no places, or no gradient."""
+        """The sink of the hooks: make the map of a layer's output and its gradient.
+        LayoutError where the output has no places or none of the channels, or where the
+        gradient is zero."""
         at_site = hints.of_tensor(site, tensor)
         output = layout.to_maps(tensor, at_site)[""]
         slopes = layout.to_maps(gradient, at_site)[""]

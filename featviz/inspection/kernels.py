@@ -92,7 +92,11 @@ def draw_kernels(
 def _record(
     loaded: LoadedModel, layers: Sequence[Layer], options: KernelOptions
 ) -> dict[str, Any]:
-    """What run.json says."""
+    """What run.json says.
+
+    Args:
+        layers: those that have kernels.
+    """
     drawing = structs.asdict(options.draw)
     for name in _FOR_MAPS:
         del drawing[name]

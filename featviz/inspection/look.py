@@ -525,8 +525,13 @@ class _Head(NamedTuple):
 
 
 def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
-    """Boxes of a detector, regions of a segmentation, classes of a classifier, or else
-    the output."""
+    """The top of the page: with the boxes of a detector, the regions of a segmentation, the
+    classes of a classifier, the output as a picture, or else its shape.
+
+    Args:
+        outcome: what the model said of the input.
+        collector: has the shapes of the outputs, and the picture of the first one.
+    """
     seen = Tile("input", result.shown)
     picture = collector.output_picture
     if outcome.detections:
@@ -717,7 +722,12 @@ def _shown_tiles(
     picture: GridPicture, maps: Bytes, channels: Sequence[int]
 ) -> list[Bytes]:
     """The map of each channel with its mark, RGB [h, w, 3]; of numbers the one strip of
-    all. `maps` as in `_telling_channels`."""
+    all channels.
+
+    Args:
+        maps: as of `_telling_channels`.
+        channels: those that are shown.
+    """
     colors = colormap.color_table(picture.palette)
     if picture.strip:
         return [colors[np.concatenate(list(maps), axis=1)]]

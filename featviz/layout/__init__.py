@@ -5,7 +5,6 @@ refused with a reason instead."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError
@@ -55,14 +54,14 @@ def _tokens_beside(values: Tensor, arrangement: Arrangement) -> dict[str, Maps]:
         axes = [token_axis, *piece_axes]
         tokens = values.movedim(axes, list(range(len(axes))))
         tokens = tokens.reshape(*tokens.shape[: len(axes)], -1)
-    indices = defaultdict[str, list[int]](list)
-    for index, name in enumerate(arrangement.prefix):
-        indices[name].append(index)
-    for index, name in enumerate(arrangement.suffix, -len(arrangement.suffix)):
-        indices[name].append(index)
+    numbered = [
+        *enumerate(arrangement.prefix),
+        *enumerate(arrangement.suffix, -len(arrangement.suffix)),
+    ]
     vector = LAYOUTS["vector"]
     by_name = {}
-    for name, rows in indices.items():
+    for name in dict.fromkeys(arrangement.prefix + arrangement.suffix):
+        rows = [number for number, other in numbered if other == name]
         vectors = tokens[rows].flatten(0, -2)
         maps = vector.to_maps(vectors, Arrangement(vector.name))
         by_name[name] = Maps(vector.name, maps)

@@ -141,7 +141,8 @@ class Follower:
     def leave(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
     ) -> None:
-        """Hear that a layer or a function has returned: tag its output, and note it."""
+        """Hear that a layer or a function has returned: tag its output, and note where it
+        lies, if somebody will ask."""
         number = self._calls[layer.name]
         self._calls[layer.name] += 1
         # what is done to tables is not a call of the model's

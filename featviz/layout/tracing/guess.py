@@ -378,7 +378,11 @@ def _is_shown(layout: str, hints: Hints) -> bool:
 def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
     """Whether the axes that a layout takes for rows and columns are not those of the map:
     MobileViTV2 carries [1, C, 4, N], the offset in a patch by the patch. False where
-    the trace does not tell."""
+    the trace does not tell.
+
+    Args:
+        layout: the layout that the shape alone says.
+    """
     axes = LAYOUTS[layout].spatial_axes
     if axes is None or trace.positions is None or trace.grid is None:
         return False

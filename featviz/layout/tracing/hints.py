@@ -277,8 +277,10 @@ class HintBook:
 def _is_decided_by_trace(shape: Sequence[int], hints: Hints, trace: Trace) -> bool:
     """Whether the shape alone might say another layout than the trace does, so that a
     pass has to be followed for each shape of input."""
+    # tokens, and what looks like the weights of an attention
     if len(shape) == 3 or trace.is_weights or hints.in_attention:
         return True
+    # a map of the image in its own rows and columns needs no trace, but windows do
     sizes = (tuple(shape[1:3]), tuple(shape[2:4]))
     return trace.grid is not None and (shape[0] > 1 or trace.grid[1:] not in sizes)
 
@@ -331,7 +333,12 @@ def _of_model(model: nn.Module, input_shape: tuple[int, ...]) -> Hints:
 
 
 def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
-    """The hints for a module, from those for the module around it."""
+    """The hints for a module, without its border.
+
+    Args:
+        name: its qualified name.
+        outer: the hints for the module around it, most of which it inherits.
+    """
     class_name = type(module).__name__
     child_name = name.rpartition(".")[2]
     channels = getattr(module, "channel_order", None)
