@@ -117,6 +117,23 @@ def test_levels_of_a_head_share_a_scale(method: str, lowest: int) -> None:
         assert level.limits == pytest.approx((lowest * greatest, greatest))
 
 
+def test_the_file_of_a_box_begins_with_the_maximum_over_the_levels() -> None:
+    """Behind the input, and in front of the levels."""
+    image, _ = squares(2)
+    options = {"method": "gradxact", "out": Path("cam"), **PLAIN}
+    (result,) = fv.cam(Pyramid(), [image], "box", **options).images
+    expected = [result.shown, result.maximum.picture]
+    expected += [level.picture for level in result.maps]
+
+    with Image.open(result.path) as opened:
+        page = np.asarray(opened.convert("RGB")).astype(int)
+
+    for left, picture in zip((15, 285, 613, 941), expected, strict=True):
+        tile = page[73:328, left : left + 255]
+        enlarged = Image.fromarray(picture).resize((255, 255), Image.Resampling.NEAREST)
+        assert np.abs(tile - np.asarray(enlarged)).mean() < 1
+
+
 def test_a_target_inside_a_detector_is_explained_at_its_layer() -> None:
     """The levels that enter the head explain boxes; it is no box."""
     image, _ = squares(2)
