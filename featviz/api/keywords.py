@@ -1,6 +1,5 @@
-"""The keywords of the public functions, which are the options of the command line, and
-what a caller has in memory: a model is borrowed and given back as it was, images become
-files."""
+"""The arguments of the public functions: keywords are the options of the command line, a
+module is borrowed and given back as it was, and images in memory become files."""
 
 from __future__ import annotations
 
@@ -53,25 +52,24 @@ T = TypeVar("T", bound=Struct)
 
 NOT_OF_KERNELS = ("overlay", "reduce", "figure", "flat", "tensors")
 NOT_OF_TENSORS = ("figure", "flat", "format", "tensors")
-"""Drawing options that a function lacks."""
+"""Drawing options that `kernels` lacks, and those that `grid` lacks."""
 NOT_IN_PYTHON = ("nul_separated", "input")
-"""Options that only a command line can have a use for: a mapping of tensors is an
-input."""
+"""Options of the command line alone: in Python a list of paths is a list, and a mapping of
+tensors takes the place of `--input`."""
 
 
 def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F], F]:
-    """Give a function, in place of `**options`, the keywords that options of records
-    and of the records in them are: in its signature with types and defaults, and in its
-    documentation.
+    """Make a decorator that replaces `**options` in a function's signature by one keyword
+    for each option, with its type and default, and documents these. Errors of the function
+    name options as Python does.
 
     Args:
+        *records: the options are the fields of these records and of those nested in them.
         but: names of options that the function lacks.
     """
 
     def decorate(function: F) -> F:
-        """The function with another signature and documentation."""
-        # editors, notebooks and Sphinx read `__signature__`, so that each option can
-        # be completed and is documented, and no function repeats the list
+        # editors, notebooks and Sphinx read `__signature__`
         signature = inspect.signature(function)
         parameters = dict(signature.parameters)
         parameters.pop("options", None)
@@ -99,7 +97,8 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
     return decorate
 
 
-# An option, and a space before its value; commands that a hint shows stay as they are.
+# An option, with the space behind it if a value follows; or a whole command of a hint,
+# which stays as it is.
 _TYPED = re.compile(
     r"`[^`]*`|\b(?:featviz [a-z]+|pip) .*"
     r"|--([a-z][a-z-]*)( (?=['\"\d]|[A-Z]{2}|none\b|(?!out$)\w+(?:[,:]\w|;|$)))?"
@@ -107,13 +106,14 @@ _TYPED = re.compile(
 
 
 class _InKeywords(logging.Handler):
-    """Names options in warnings as Python does, before a handler of the caller's logs
-    them."""
+    """Changes records of the log to name options as Python does, before handlers of the
+    caller get them."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Change a record in place; print a warning that nobody else handles."""
         record.msg = _TYPED.sub(_python_name, record.getMessage())
         record.args = ()
-        # Python prints what nobody handles, and takes this for a handler
+        # Python prints warnings that have no handler, but this is one
         handlers = {*_LOGGER.handlers, *logging.root.handlers} - {self}
         if not handlers and record.levelno >= logging.WARNING and logging.lastResort:
             logging.lastResort.handle(record)
@@ -125,8 +125,8 @@ _IN_KEYWORDS = _InKeywords()
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Let errors and warnings name options as Python does: `layers='Relu'` for `--layers
-    'Relu'`. Decorates functions, too."""
+    """Let errors and warnings of the block name options as Python does: `layers='Relu'`
+    for `--layers 'Relu'`. As `@in_python()` it decorates a function."""
     is_outermost = _IN_KEYWORDS not in _LOGGER.handlers
     _LOGGER.addHandler(_IN_KEYWORDS)
     try:
@@ -144,27 +144,37 @@ def in_python() -> Iterator[None]:
 
 
 def _python_name(typed: re.Match[str]) -> str:
-    """`layers=` for `--layers ` before a value, `layers` for `--layers` alone; a command
-    as it is."""
+    """What replaces a match of `_TYPED`: `layers=` for `--layers ` before a value, `layers`
+    for `--layers` alone; a command stays as it is."""
     if typed[1] is None:
         return typed[0]
     return typed[1].replace("-", "_") + ("=" if typed[2] else "")
 
 
 def names_of(*records: type[Struct], but: Sequence[str] = ()) -> set[str]:
-    """All keywords of records and of the records in them, for messages."""
+    """The names of all keywords that are options of some records, and `forward_args`.
+
+    Args:
+        *records: as of `keywords_of`.
+        but: names that are left out.
+    """
     return {*every_option(*records), "forward_args"} - {*but, *NOT_IN_PYTHON}
 
 
-# Hooks of two threads on one module would take each other's tensors. The lock of a
-# module goes when the module goes.
+# Hooks of two threads on one module would take each other's tensors. A lock is dropped
+# together with its module.
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 _LOOKING_UP = Lock()
 
 
 @contextmanager
 def alone_with(model: Any) -> Iterator[None]:
-    """Let one thread at a time hook a module; copies of it have locks of their own."""
+    """Keep a module for this thread during the block; other threads wait. A copy of the
+    module has a lock of its own.
+
+    Args:
+        model: a module; anything else is not locked.
+    """
     if not isinstance(model, nn.Module):
         yield
         return
@@ -176,19 +186,20 @@ def alone_with(model: Any) -> Iterator[None]:
 
 
 class Feeding(NamedTuple):
-    """How the caller's own code feeds a model, and names its classes."""
+    """What the caller adds to a model: preprocessing, arguments, and names of classes."""
 
     transform: UserTransform | None
+    """A function in place of the model's own preprocessing; None keeps that."""
     forward_args: Mapping[str, Any]
     """Further arguments of forward, by name."""
     classes: str | Path | Sequence[str] | None = None
-    """The names of a module's classes, or their file."""
+    """The names of a module's classes, or their file; None where they are not given."""
 
 
 def in_one_process(model: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords with `jobs=1`, where `jobs` says nothing and an object of the caller's
-    own makes the results: what it keeps (counters, lists) would be lost with a worker
-    process."""
+    """Keywords with `jobs=1`, if `jobs` is not given and the model or the transform is an
+    object of the caller. What such an object stores while it runs (counters, lists) would
+    be lost with a worker process."""
     is_callers_own = isinstance(model, nn.Module) or callable(keywords.get("transform"))
     if keywords.get("jobs") is None and is_callers_own:
         return {**keywords, "jobs": 1}
@@ -196,8 +207,11 @@ def in_one_process(model: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_feeding(keywords: dict[str, Any]) -> Feeding:
-    """Take `transform` and `forward_args` from the keywords; the name of a transform
-    stays, as an option of a MODEL string.
+    """Take `transform` and `forward_args` out of some keywords.
+
+    Args:
+        keywords: by name, changed in place. A `transform` that is text stays: it is an
+            option of a MODEL string.
 
     Raises:
         UsageError: `forward_args` is not a mapping.
@@ -207,7 +221,6 @@ def read_feeding(keywords: dict[str, Any]) -> Feeding:
         raise UsageError(
             f"forward_args is {type(forward_args).__name__!r}", "{'t': 10}"
         )
-    # text names a transform of torchvision, and is an option of a MODEL string
     transform = keywords.get("transform")
     if transform is None or callable(transform):
         keywords.pop("transform", None)
@@ -222,8 +235,17 @@ def borrowed(
     inputs: InputOptions,
     feeding: Feeding,
 ) -> Iterator[Any]:
-    """A model as the commands take it, fed in this way for a while; a module is for
-    this thread alone, and given back as it was."""
+    """Feed a model in the caller's way during the block. A module is kept for this thread,
+    and given back as it was.
+
+    Args:
+        model: a module, a loaded model, or the options by which one is loaded.
+        inputs: how images become inputs.
+        feeding: its `classes` count for a module only.
+
+    Yields:
+        The model as the commands take it: a LoadedModel, or the options.
+    """
     with alone_with(model.module if isinstance(model, LoadedModel) else model):
         source = (
             adopt(model, inputs, feeding.classes)
@@ -236,8 +258,6 @@ def borrowed(
         if transform is None and not feeding.forward_args:
             yield source
             return
-        # hooks on the module pass the caller's transform and arguments, and are
-        # removed at the end
         with fed(
             load_model(source, inputs), inputs, transform, feeding.forward_args
         ) as fed_model:
@@ -246,16 +266,22 @@ def borrowed(
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """What a caller asks for: a model, and the options of a command."""
+    """The arguments of a public function as they were read, without the images."""
 
     options: T
+    """Of the command."""
     model: ModelOptions | nn.Module
     feeding: Feeding
     temporary: TemporaryFolder | None
     """Holds the results where the caller named no folder for them."""
 
     def call(self, command: Callable[[Any, list[str], Any], R], images: Any) -> R:
-        """The result of a command for the model, the images and the options."""
+        """Call a command, and return its result.
+
+        Args:
+            command: a function that takes the model, paths of images and the options.
+            images: as of `as_files`.
+        """
         with as_files(images) as files:
             options: Any = self.options
             # a mapping of tensors is `--input name=file` for each of them
@@ -269,7 +295,11 @@ class Request(Generic[T]):
     def borrowed(
         self, inputs: InputOptions | None = None
     ) -> AbstractContextManager[Any]:
-        """The model as the commands take it."""
+        """The model as the commands take it, during a block; see `borrowed`.
+
+        Args:
+            inputs: how images become inputs; None takes those of the options.
+        """
         inputs = inputs or self.options.inputs  # type: ignore[attr-defined]
         return borrowed(self.model, inputs, self.feeding)
 
@@ -284,15 +314,17 @@ def read_request(
     name: str = "",
     **explicit: Any,
 ) -> Request[T]:
-    """Read the keywords of a public function.
+    """Read the arguments of a public function.
 
     Args:
         record: the options of its command.
-        options, explicit: keywords by name; `explicit` are those that its signature
-            lists.
-        but: options of the record that the function lacks.
-        name: of the result in a temporary folder, if `out` is None; empty where it has
-            no `out`.
+        model: a module, or a MODEL string.
+        options: the function's `**options`.
+        layers: selectors, as of `selectors`.
+        but: names of options that the function lacks.
+        name: what the result is called in a temporary folder, if `out` is None; empty
+            where the function needs no such folder.
+        **explicit: further arguments of the function that are options.
 
     Raises:
         UsageError: an option does not take its value, or does not exist, or `model` is
@@ -303,42 +335,51 @@ def read_request(
     if name and explicit["out"] is None:
         temporary = TemporaryFolder()
         keywords["out"] = temporary.path / name
+    # each reader takes its own keywords out; what is left is no option
     feeding = read_feeding(keywords)
-    # two records share the keywords of a call: those of the model go first
     of_model = declared(ModelOptions)
     for_model = {name: keywords.pop(name) for name in of_model if name in keywords}
-    asked_for = read_from(record, keywords, (*but, *NOT_IN_PYTHON))
+    command_options = read_from(record, keywords, (*but, *NOT_IN_PYTHON))
     if keywords:
         raise no_option(keywords, names_of(record, ModelOptions, but=but))
-    if isinstance(model, nn.Module):
-        feeding = feeding._replace(classes=for_model.pop("classes", None))
-        if for_model:
-            raise UsageError(
-                f"{', '.join(for_model)} is for a MODEL string, and this is a module"
-            )
-        check_module(model)
-        return Request(asked_for, model, feeding, temporary)
+    if not isinstance(model, nn.Module):
+        model_options = _read_model_options(model, for_model)
+        return Request(command_options, model_options, feeding, temporary)
+    feeding = feeding._replace(classes=for_model.pop("classes", None))
+    if for_model:
+        raise UsageError(
+            f"{', '.join(for_model)} is for a MODEL string, and this is a module"
+        )
+    check_module(model)
+    return Request(command_options, model, feeding, temporary)
+
+
+def _read_model_options(model: Any, keywords: dict[str, Any]) -> ModelOptions:
+    """The options by which a model is loaded.
+
+    Args:
+        model: a MODEL string, as text or path.
+        keywords: those of the options of models.
+
+    Raises:
+        UsageError: `model` is anything else, or an option does not take its value.
+    """
     if not isinstance(model, (str, Path)):
         raise UsageError(
             f"the model is {type(model).__name__!r}, and neither a MODEL string nor a"
             " module",
             "of an exported program, torch.export.unflatten makes a module",
         )
-    if not isinstance(for_model.get("classes"), (str, Path, NoneType)):
+    if not isinstance(keywords.get("classes"), (str, Path, NoneType)):
         raise UsageError("a list of classes is for a module", "classes='names.txt'")
-    # options are read from text, as those of the command line
-    if isinstance(for_model.get("device"), torch.device):
-        for_model["device"] = str(for_model["device"])
-    return Request(
-        asked_for,
-        read(ModelOptions, {"spec": str(model), **for_model}),
-        feeding,
-        temporary,
-    )
+    # the option is read from text, as that of the command line
+    if isinstance(keywords.get("device"), torch.device):
+        keywords["device"] = str(keywords["device"])
+    return read(ModelOptions, {"spec": str(model), **keywords})
 
 
 def check_module(model: Any) -> None:
-    """Refuse what takes no hooks."""
+    """Refuse what takes no hooks: TorchScript, and anything but a module; by UsageError."""
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
             "the model is TorchScript, which takes no hooks on its layers",
@@ -353,15 +394,18 @@ def check_module(model: Any) -> None:
 
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
-    """Paths as they are, and images in memory as files, which are removed at the end; for
-    a mapping of tensors, NAME=FILE texts as `--input` takes them.
+    """Write images in memory into files, which are removed at the end of the block.
 
     Args:
         images: a path, a PIL image, an array or a tensor; a sequence of these; or a
             mapping of tensors by the names of forward's arguments.
 
+    Yields:
+        Paths: those that were given, and those of the files. For a mapping, texts
+        NAME=FILE as `--input` takes them.
+
     Raises:
-        UsageError: it is empty, or holds anything else.
+        UsageError: `images` is empty, or holds anything else.
     """
     is_one = isinstance(images, (str, bytes)) or not isinstance(
         images, (Sequence, Mapping)
@@ -369,8 +413,8 @@ def as_files(images: Any) -> Iterator[list[str]]:
     pictures = [images] if is_one else images
     if not pictures:
         raise UsageError("there are no images", "give paths or images")
-    # Files, so that images in memory go the way of all others: one reader, one name in
-    # manifests, and workers in processes of their own read them, too.
+    # as files they go the way of all others: manifests name them, worker processes read
+    # them
     temporary = TemporaryFolder()  # removed when this generator's frame ends
     folder = temporary.path / "in-memory"
     folder.mkdir()
@@ -384,7 +428,10 @@ def as_files(images: Any) -> Iterator[list[str]]:
 
 
 def selectors(layers: Any) -> str | None:
-    """Selectors as text.
+    """The argument `layers` of public functions as text, as of `--layers`.
+
+    Args:
+        layers: selectors as text, a class of modules, a list of these, or None.
 
     Raises:
         UsageError: a layer is neither a text nor a class of modules.

@@ -28,22 +28,22 @@ from featviz.run.results import FeatureMaps, ImageResult, RunResult
 from featviz.sheets.sheets import Sheet
 from featviz.text import TextTable, quoted
 
-# The longest side in pixels of a picture in a gallery, of one that stands alone, and of
-# a page with letters on it.
+# The longest side in pixels of a picture: of one among many, of one alone, and of a page
+# with letters on it.
 SMALL = 240
 LARGE = 960
 PAGE = 1800
 _GAP = 8
-"""White lines of pixels between two tiles of a sheet, at least."""
+"""The least number of white rows or columns of pixels between two tiles of a sheet."""
 UPPER_END = 480
-"""Rows of pixels that are shown of a sheet at most."""
+"""Rows of pixels of a sheet that are shown at most."""
 
 MOST_PICTURES = 24
 MOST_ROWS = 60
 
 
 class Shot(NamedTuple):
-    """A picture that is read when it is shown."""
+    """A picture, which is read only when it is shown."""
 
     load: Callable[[], Image.Image]
     caption: str
@@ -58,32 +58,36 @@ class View:
     """Below the pictures and the table."""
     table: TextTable | None = None
     table_first: bool = False
-    """Whether the table is the answer, and the pictures show cases of it."""
+    """Whether the table stands above the pictures."""
     link: str = ""
-    """The path of a page that the result is."""
+    """The path of a page, for a result that is a page; else empty."""
     side: int = SMALL
     """The longest side of its pictures, in pixels."""
 
 
 def html_of(result: Any) -> str:
-    """A result of the public functions as HTML, its pictures as data URIs.
-
-    Args:
-        result: of a class in VIEWS; KeyError for another.
+    """A result of the public functions as HTML, with its pictures as data URIs.
 
     A large picture is made smaller, a small one is shown larger by a whole factor, and
-    one that cannot be read says so. It ends with a line where there are more than
-    MOST_PICTURES."""
+    one that cannot be read says so. There are at most MOST_PICTURES pictures and MOST_ROWS
+    rows of a table; a line says that there are more.
+
+    Args:
+        result: of a class in VIEWS.
+
+    Raises:
+        KeyError: it is of another class.
+    """
     view = VIEWS[type(result)](result)
     lines = [quoted(line) for line in view.lines]
     figures: list[NotebookFigure] = []
     for shot in view.shots:
-        # a notebook keeps all of them in its file
+        # a notebook has all pictures in its file
         if len(figures) == MOST_PICTURES:
             lines.append("there are more pictures")
             break
         figures.append(_figure(shot, view.side))
-    # a model may have thousands of layers, and a notebook shows each row for good
+    # a model may have thousands of layers
     table = view.table
     if table is not None and len(table.rows) > MOST_ROWS:
         footer = (f"{len(table.rows) - MOST_ROWS} more rows", *table.footer)
@@ -100,8 +104,8 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
         side: pixels that its longer side has at most.
 
     Returns:
-        The figure; where the picture was changed or is gone since, one without a
-        picture, whose caption says so.
+        The figure; if the picture is damaged or gone, a figure without a picture whose
+        caption says so.
     """
     try:
         picture = shot.load()
@@ -113,14 +117,13 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
         )
     if picture.mode not in ("L", "RGB"):
         picture = picture.convert("RGB")
-    # a box filter takes the mean of the pixels that it joins; a sharper filter would
-    # draw bright and dark lines along the tiles' borders
+    # a sharper filter would draw bright and dark lines along the borders of tiles
     picture.thumbnail((side, side), Image.Resampling.BOX)
     file = io.BytesIO()
     picture.save(file, "png")
     data = base64.b64encode(file.getvalue()).decode()
-    # The browser enlarges small maps, by a whole factor, so that pixels stay square; up
-    # to half of `side`, so that a small map takes less room than a large one.
+    # The browser enlarges a small picture: by a whole factor, so that pixels stay square,
+    # and to at most half of `side`.
     factor = max(1, side // (2 * max(picture.size)))
     size = (picture.width * factor, picture.height * factor)
     return NotebookFigure(
@@ -129,11 +132,11 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
 
 
 def _title(result: Any) -> str:
-    """`RunResult of 1 image: 1 picture`."""
+    """The line for a result: `RunResult of 1 image: 1 picture`."""
     return repr(result).strip("<>")
 
 
-# What is shown of each result
+# The view of each result
 
 
 def _maps_shot(maps: FeatureMaps) -> Shot:
@@ -141,7 +144,7 @@ def _maps_shot(maps: FeatureMaps) -> Shot:
 
 
 def _image_shots(image: ImageResult) -> Iterator[Shot]:
-    """The input and the feature maps, unless the image failed."""
+    """The input and the feature maps of an image; nothing of one that failed."""
     if image.error is None:
         prediction = image.prediction[0].text if image.prediction else "input"
         yield Shot(lambda: image.input, f"{image.name}: {prediction}")
@@ -157,7 +160,7 @@ def _failure_lines(images: Sequence[ImageResult]) -> list[str]:
 
 
 def _run_view(run: RunResult) -> View:
-    # read as they are shown: a run may have thousands of pictures
+    # an iterator: a run may have thousands of pictures
     shots = chain.from_iterable(map(_image_shots, run.images))
     return View(shots, [_title(run), *_failure_lines(run.images)])
 
@@ -180,10 +183,10 @@ def _cam_view(cams: ClassMaps) -> View:
     shots = []
     for image in cams.images:
         for cam in image.maps:
-            # a property, which reads the picture: not before it is shown
+            # not `cam.image`, which would read the picture now
             load = partial(getattr, cam, "image")
             shots.append(Shot(load, f"{image.title} at {cam.name}"))
-    # a heat map has to be compared with what it lies over
+    # large enough to see the image below the map
     side = LARGE if len(shots) == 1 else LARGE // 2
     return View(shots, [_title(cams), *failures], side=side)
 
@@ -196,8 +199,8 @@ def _kernel_view(kernels: KernelPicture) -> View:
 
 
 def _study_view(study: StudyResult) -> View:
-    """Pictures of kernels are whole; of the sheets of exemplars and suspects, on which
-    there are letters, the upper ends can be read."""
+    """The pictures of kernels as a whole; of sheets, which are those of studies with a
+    table, the upper ends, so that their letters can be read."""
     lines = [study.title, *study.lines]
     if study.table is None:
         shots = [
@@ -214,7 +217,7 @@ def _study_view(study: StudyResult) -> View:
 
 
 def _upper_end(study: StudyResult, file: str) -> Image.Image:
-    """A picture, which is cut where its paper is white between tiles."""
+    """The upper left part of a picture, which is cut between tiles."""
     picture = study.picture(file)
     is_white = np.asarray(picture.convert("L")) == 255
     width = _last_white(is_white.all(0), LARGE)
@@ -223,20 +226,23 @@ def _upper_end(study: StudyResult, file: str) -> Image.Image:
 
 
 def _last_white(lines: np.ndarray, limit: int) -> int:
-    """Where a sheet ends: at its edge, or behind the last gap before `limit`.
+    """How many rows or columns of a sheet are shown: all, or those up to the last gap
+    before `limit`.
 
     Args:
-        lines: whether each row or column of pixels is white."""
+        lines: whether each row or column of pixels is white.
+        limit: how many are shown at most.
+    """
     if len(lines) <= limit:
         return len(lines)
-    # letters are closer together
+    # a gap is wider than the white between letters
     is_gap = np.convolve(lines[:limit], np.ones(_GAP), "valid") == _GAP
     ends = np.flatnonzero(is_gap)
     return int(ends[-1]) + _GAP if len(ends) else limit
 
 
 def _comparison_view(comparison: Comparison) -> View:
-    """The maps before and after, and their difference, as far as they were written."""
+    """The table, and the maps that were written: before, after, and their difference."""
     shots = []
     for tensor in comparison.layers:
         maps = tensor.difference
@@ -253,7 +259,7 @@ def _comparison_view(comparison: Comparison) -> View:
 
 
 def _side_by_side(folder: Path, files: Sequence[str]) -> Image.Image:
-    """Pictures of one size, as one."""
+    """Pictures of one size, joined into one from left to right."""
     pictures = [np.asarray(picture_in(folder, file).convert("RGB")) for file in files]
     return Image.fromarray(np.concatenate(pictures, axis=1))
 
@@ -280,6 +286,6 @@ VIEWS: Mapping[type, Callable[[Any], View]] = {
 """By the class of a result."""
 
 for record in VIEWS:
-    # A notebook asks an object for this method. The records stand on floors below this
-    # one, and know nothing of pages.
+    # A notebook asks an object for this method. It is added here, since the records are in
+    # folders below `api`, which know nothing of HTML.
     record._repr_html_ = html_of  # type: ignore[attr-defined]

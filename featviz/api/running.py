@@ -105,8 +105,8 @@ def run(
     done = []
 
     def keep(image: ImageResult, total: int) -> None:
-        # a folder of 10,000 images would fill the memory with rows, which are in the
-        # manifests
+        # without the rows, which are in the manifests: those of 10,000 images would fill
+        # the memory
         done.append(replace(image, rows=(), temporary=request.temporary))
 
     result = request.call(partial(pipeline.run, progress=keep), images)
@@ -116,25 +116,21 @@ def run(
 def read_run_request(
     model: Any, options: Mapping[str, Any], layers: Any, out: Any
 ) -> Request[RunOptions]:
-    """Read the keywords of `run`.
+    """Read the arguments of `run`.
 
     Args:
         model: a module, or a MODEL string.
-        options: further keywords by name. `seed` seeds the random weights of a MODEL
-            string and the noise of `edit`. With a module it is refused, unless `edit`
+        options: further keywords by name. `seed` is that of the random weights of a MODEL
+            string and of the noise of `edit`. With a module it is refused, unless `edit`
             adds noise.
         layers: selectors, as the user gave them.
         out: the run directory; None makes a temporary one.
-
-    Returns:
-        All that `pipeline.run` needs but the images.
 
     Raises:
         UsageError: an option does not take its value, or does not exist, or `model` is
             neither a module nor a MODEL string.
     """
     keywords = in_one_process(model, options)
-    # `seed` is an option of MODEL strings; noise of `--edit` takes the same one
     seed = declared(ModelOptions)["seed"].value(keywords.get("seed", 0))
     if isinstance(model, nn.Module) and ":noise=" in str(keywords.get("edit")):
         keywords.pop("seed", None)
@@ -176,7 +172,7 @@ def diff(
         >>> featviz.diff(model, other, torch.ones(3, 8, 8), size=8).first.label
         '0'
     """
-    # each record takes its own keywords out; what is left belongs to the models
+    # each record takes its own keywords out; those that are left belong to `run`
     keywords = dict(options)
     thresholds = read_from(DiffThresholds, keywords)
     files = read_from(DiffFiles, keywords)
@@ -188,7 +184,7 @@ def diff(
         runs = _root(base), _root(new)
         return diff_runs(*runs, thresholds, files, render_comparison)
     titles = []
-    # tensors are kept beside the pictures: SQNR of 8-bit levels would be their own noise
+    # with tensors: the levels of pictures have noise of their own, and no SQNR
     with model_runs(files) as folders:
         for model, folder in ((base, folders.base), (new, folders.new)):
             if isinstance(model, RunResult):
@@ -302,10 +298,13 @@ def sheet(
 
 
 def _root(run: Any) -> Path | Url:
-    """The run directory, or its URL.
+    """The run directory of an argument, or its URL.
+
+    Args:
+        run: a path, a URL, or what `featviz.run` returned.
 
     Raises:
-        UsageError: it is neither a path nor a URL nor what `run` gave, or leads nowhere.
+        UsageError: it is anything else, or nothing is there.
     """
     if isinstance(run, RunResult):
         return run.root

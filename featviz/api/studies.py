@@ -1,6 +1,5 @@
-"""`featviz.layers` and `kernels`, a model without an image; `look` and `cam`, what it
-makes of one; `field`, how far its layers look; `audit` and `exemplars`, what its
-channels do for many."""
+"""The functions that look into a model: `featviz.layers` and `kernels` without an image;
+`look`, `cam` and `field` on some images; `audit` and `exemplars` on many."""
 
 from __future__ import annotations
 
@@ -55,6 +54,7 @@ class KernelPicture:
     """The kernels of a layer."""
 
     of: StudyResult
+    """The result that has the picture."""
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean,
     std, ..."""
@@ -74,26 +74,28 @@ class KernelPicture:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StudyResult:
-    """What `kernels`, `audit` or `exemplars` found: a document, and pictures in a
+    """The result of `kernels`, `audit` or `exemplars`: a document, and pictures in a
     folder."""
 
     title: str
-    """The result in a line."""
+    """The result in one line."""
     document: Mapping[str, Any]
     """What `--json` prints."""
     folder: Path
     temporary: TemporaryFolder | None
-    """What holds the folder, where the caller named none."""
+    """Holds the folder, if the caller named none; it is removed with the result."""
     files: Mapping[str, str]
-    """The pictures that a notebook shows, by their names in the folder, and their
-    captions."""
+    """Captions of the pictures that a notebook shows, by the name of the file."""
     table: TextTable | None = None
+    """None for kernels."""
     table_first: bool = False
     """Whether a notebook shows the table above the pictures."""
     lines: tuple[str, ...] = ()
-    """What stands below the table: the gates that did not hold."""
+    """Lines below the table: the gates that failed."""
     verdicts: tuple[Verdict, ...] = ()
+    """On the gates and the baseline of an audit."""
     exit_code: int = 0
+    """That of the command."""
 
     @property
     def out(self) -> Path | None:
@@ -102,7 +104,7 @@ class StudyResult:
 
     @property
     def captures(self) -> tuple[KernelPicture, ...]:
-        """Kernels: a picture for each layer, in the order of the model."""
+        """Of `kernels`, a picture for each layer, in the order of the model; else none."""
         rows = self.document.get("captures", ())
         return tuple(KernelPicture(self, row, row["layer"]) for row in rows)
 
@@ -248,8 +250,8 @@ def look(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
-    """The class activation maps of images; `image` and `tensor` are those of the first
-    map, or of the maximum of a detector's levels."""
+    """The class activation maps of images. `image` and `tensor` are those of the first
+    map; of a detector with several levels, those of their maximum."""
 
     images: tuple[ImageCam, ...]
 

@@ -44,7 +44,7 @@ from featviz.records import CaptureSite, Hints, Layer
 from featviz.run.prepare import check_drawing
 
 _NO_BACKWARD = -1
-"""What torch numbers the backward pass that is running, where none is."""
+"""The number that torch has for the running backward pass, if none is running."""
 
 
 @contextmanager
@@ -134,15 +134,21 @@ def _no_layer(
     parsed: Sequence[Selector],
     *facts: str,
 ) -> UsageError:
-    """The error where the selectors take none of the layers that are present; `facts`
-    are further ones for the hint."""
+    """The error where selectors match no layer.
+
+    Args:
+        layers: the selectors as the caller gave them.
+        present: all layers.
+        parsed: the selectors as they were read.
+        *facts: further texts for the hint.
+    """
     return UsageError(
         f"no layer matches {selectors(layers)!r}", remedy(present, parsed, *facts)
     )
 
 
 def _read_selectors(layers: Layers | None) -> list[Selector]:
-    """Selectors for layers that are met as the model runs; none for None.
+    """Read selectors; an empty list for None.
 
     Raises:
         UsageError: a selector cannot be read, or counts functions from the end.
@@ -207,7 +213,14 @@ def grid(
 
 
 def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
-    """Refuse what one tensor alone cannot have."""
+    """Refuse options that need a layer, a gradient or an image.
+
+    Args:
+        has_image: whether the caller gave an image.
+
+    Raises:
+        UsageError: with the option; also for a value that drawing cannot take.
+    """
     check_drawing(draw)
     if (draw.overlay is not None) != has_image:
         raise UsageError(
@@ -230,7 +243,7 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
 
 
 def _as_tensor(tensor: Tensor | np.ndarray) -> Tensor:
-    """A tensor without a graph; of an array in the byte order of this machine.
+    """A tensor without a graph, of a tensor or an array in any byte order.
 
     Raises:
         UsageError: it is neither a tensor nor an array of numbers.
@@ -248,8 +261,12 @@ def _as_tensor(tensor: Tensor | np.ndarray) -> Tensor:
 
 
 def _with_batch(maps: Tensor, hints: Hints) -> Tensor:
-    """Maps [C, H, W] as [1, C, H, W], which a layer's output would be. LayoutError for
-    [1, X, Y], unless its numbers tell that it is tokens."""
+    """Maps [C, H, W] as [1, C, H, W], the shape of a layer's output; other tensors as they
+    are, and all where `hints` name a layout.
+
+    Raises:
+        LayoutError: [1, X, Y] may be one map or tokens, and X and Y do not tell.
+    """
     if maps.is_nested or maps.ndim != 3 or hints.override is not None:
         return maps
     if len(maps) != 1:

@@ -54,6 +54,7 @@ from featviz.text import listed, quoted
 log = logging.getLogger(__name__)
 
 _KEYWORDS = {"every", "out", "tensorboard", "overwrite", "resume", "start"}
+"""Keywords of `Watcher` that are no options of drawing and inputs."""
 _NOT_WATCHED = {"figure", "flat"}
 """Drawing options that a watcher lacks."""
 
@@ -119,7 +120,7 @@ class Watcher:
                 "resume and overwrite exclude each other", "give one of them"
             )
         _check_keywords(options)
-        # what each reader takes is removed, and the next one sees the rest
+        # each reader takes its own keywords out
         keywords = dict(options)
         self._feeding = read_feeding(keywords)
         self.out: Path = declared(KernelOptions)["out"].value(out)
@@ -129,11 +130,11 @@ class Watcher:
         self.number = _whole("start", start, least=0)
         """Optimizer steps so far."""
         self.steps: list[int] = []
-        """Those that were drawn."""
+        """The numbers of the steps that were drawn."""
         self._overwrite = overwrite
-        # whether the last step was not drawn
+        # whether the last step is still to be drawn by `close`
         self._pending = False
-        # what `close` has to close
+        # closed by `close`
         self._open = ExitStack()
         self._prepared: Prepared | None = None
         """None in processes that write nothing, and after `close`."""
@@ -164,8 +165,9 @@ class Watcher:
         """Prepare the images, and open what stays open until `close`.
 
         Raises:
-            UsageError: the images are a mapping of tensors, which a series has no name
-                for; or as from `featviz.run`.
+            UsageError: the images are a mapping of tensors, which have no names as images
+                of a series.
+            FeatvizError: as from `featviz.run`.
         """
         if isinstance(images, Mapping):
             raise UsageError(
@@ -180,17 +182,18 @@ class Watcher:
                 )
                 self._health = self._health_check(source, self._prepared)
             self._board = stack.enter_context(boards.opened(self._options.tensorboard))
-            # nothing failed: from now on `close` closes it
+            # only now, when nothing has failed, is it for `close` to close
             self._open = stack.pop_all()
 
     def _health_check(
         self, model: LoadedModel, prepared: Prepared
     ) -> HealthCheck | None:
-        """Prepare the audit that each step makes; None, and a warning, where no layer can
-        be audited.
+        """Prepare the audit of each step. Where no layer can be audited, a warning says
+        so, and the result is None.
 
         Args:
             model: as it is before the first step.
+            prepared: the images and layers of the run.
         """
         try:
             return health_check(
@@ -226,8 +229,7 @@ class Watcher:
         self.number = now
         if now > before:
             self._pending = True
-        # gradient accumulation and restarts skip numbers, so a multiple of `every` may
-        # never be seen itself
+        # numbers may be skipped, and the multiples of `every` among them
         is_due = now // self.every > before // self.every
         return self._write() if is_due else None
 
@@ -285,8 +287,8 @@ class Watcher:
         folder = step_folder(self.out, self.number)
         surplus = self._surplus_steps()
         try:
-            # what may be removed is known before anything is drawn: a folder with files
-            # of others is refused as a whole
+            # before anything is drawn: a step's folder that holds files of others is
+            # refused
             files = {}
             for step in surplus:
                 path = step_folder(self.out, step)
@@ -302,8 +304,8 @@ class Watcher:
             for path, files_of_run in files.items():
                 remove_result(Folder.open(self.out), path.name, files_of_run or ())
         except FeatvizError as error:
-            # a wrong option shows at the first step, and should end the training at
-            # once; later, a full disk is no reason to lose hours of it
+            # At the first step it is a wrong option, which should end the training at
+            # once; later, a full disk is no reason to lose hours of training.
             if not self.steps:
                 raise
             log.warning("step %d is not drawn: %s", self.number, error.message)
@@ -312,20 +314,24 @@ class Watcher:
         return folder
 
     def _surplus_steps(self) -> list[int]:
-        """The steps of an earlier training that are removed when this one has written its
-        first: later ones, and with `overwrite` earlier ones."""
+        """The steps of an earlier training that go when this one writes its first step:
+        those after it, and with `overwrite` those before it."""
         if self.steps:
             return []
         surplus = []
         for step in read_steps(self.out):
-            # that of this very number is replaced when the new one is whole
+            # the folder of this very step is replaced by the new one
             is_later = step > self.number
             if is_later or (self._overwrite and step < self.number):
                 surplus.append(step)
         return surplus
 
     def _draw(self, folder: Folder, prepared: Prepared) -> None:
-        """Write the run directory of this step, and post it.
+        """Write the run directory of this step, its audit, and TensorBoard's events.
+
+        Args:
+            folder: to write into.
+            prepared: the images and layers, with the model as it is now.
 
         Raises:
             ForwardError: no image went through the model.
@@ -339,7 +345,7 @@ class Watcher:
             log.warning(
                 "step %d, %s: %s", self.number, quoted(result.name), result.error
             )
-        # one image may be broken; where all are, the model or its hooks are at fault
+        # where all images fail, it is the model that fails
         if len(failed) == len(results):
             raise ForwardError(
                 f"no image went through: {failed[0].error}", failed[0].hint
@@ -359,15 +365,16 @@ class Watcher:
 
     @contextmanager
     def _borrowed(self) -> Iterator[LoadedModel]:
-        """A context with the model, on the device where the training has it now.
+        """The model as the commands take it during a block, on the device where the
+        training has it now. The module is kept for this thread, and an autocast of the
+        training is off.
 
-        Within it the module is this thread's alone, and an autocast of the training is
-        off. One that the model itself switches on, as accelerate's does, keeps no copies
-        of weights here: the passes run without gradients (`in_eval_mode`), and such
+        An autocast that the model itself switches on, as accelerate's does, keeps no
+        copies of weights here: the passes run without gradients (`in_eval_mode`), and such
         copies would be of no use to the training."""
         module = self._model.module
         tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
-        device = tensors[0].device  # where the training has put it by now
+        device = tensors[0].device
         record = {"kind": "module", "type": type(module).__name__, "step": self.number}
         with (
             alone_with(module),
@@ -379,7 +386,7 @@ class Watcher:
 
 
 def _check_keywords(options: Mapping[str, Any]) -> None:
-    """Refuse options that a watcher lacks."""
+    """Refuse options that a watcher lacks, by UsageError."""
     known = (names_of(InputOptions, DrawOptions) | _KEYWORDS) - _NOT_WATCHED
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -387,7 +394,7 @@ def _check_keywords(options: Mapping[str, Any]) -> None:
 
 
 def _check_parameters(model: nn.Module) -> None:
-    """Refuse a model whose parameters are divided among processes."""
+    """Refuse a model whose parameters are divided among processes, by UsageError."""
     for module in model.modules():
         classes = [type(module), *map(type, module.parameters(recurse=False))]
         names = {cls.__name__ for cls in classes}
@@ -406,8 +413,15 @@ def _is_first_process() -> bool:
 
 
 def _whole(name: str, value: Any, *, least: int) -> int:
-    """A keyword's value as a whole number; UsageError for anything else, True, or less
-    than `least`."""
+    """A keyword's value as an integer.
+
+    Args:
+        name: of the keyword, for the message.
+        least: the smallest number that it takes.
+
+    Raises:
+        UsageError: it is no integer (True and 2.0 are none), or less than `least`.
+    """
     # operator.index takes integers of numpy and torch, and refuses 2.0
     with suppress(TypeError):
         if not isinstance(value, bool) and operator.index(value) >= least:
@@ -475,16 +489,21 @@ class FitWatch:
             start=number,
             **self._options,
         )
-        # no `with`: it ends in another method, which the trainer calls
+        # without `with`: the trainer ends it by calling another method
         self._watcher = watcher.__enter__()
 
     def _step(self, number: int) -> None:
-        """Tell the watcher how many steps the model has taken; it draws if one is due."""
+        """Tell the watcher, if there is one, that the model has taken `number` steps; it
+        draws if a drawing is due."""
         if self._watcher is not None:
             self._watcher.step(number)
 
     def _end(self, draw_last: bool) -> None:
-        """Draw the last step of a training that ended well, and close what is open."""
+        """End the watcher, if there is one.
+
+        Args:
+            draw_last: as of `Watcher.close`; for a training that ended well.
+        """
         watcher = self._watcher
         self._watcher = None
         if watcher is not None:
