@@ -129,8 +129,9 @@ def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
     # TOML and shells write True and TRUE, too
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()], text
-    if _NEW_TENSOR.fullmatch(text) is not None:
-        return _new_tensor(title, text, random)
+    new_tensor = _NEW_TENSOR.fullmatch(text)
+    if new_tensor is not None:
+        return _new_tensor(title, new_tensor, random)
     # by its name alone: a value that is meant as a file is never read as a number
     if text.endswith(tuple(_READERS)):
         return _read_file(title, Path(text))
@@ -140,19 +141,20 @@ def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
     raise UsageError(f"{title}={quoted(text)} is no value", f"give {_VALUES}")
 
 
-def _new_tensor(title: str, text: str, random: torch.Generator) -> tuple[Tensor, str]:
+def _new_tensor(
+    title: str, match: re.Match[str], random: torch.Generator
+) -> tuple[Tensor, str]:
     """The tensor of a text such as `ones:1,77:int64`, and its description.
 
     Args:
         title: As of `_value`.
-        text: As _NEW_TENSOR matches it.
+        match: Of _NEW_TENSOR with the text.
         random: Makes the numbers of `randn`.
 
     Raises:
         UsageError: Where the tensor has too many values.
     """
-    match = _NEW_TENSOR.fullmatch(text)
-    assert match is not None
+    text = match[0]
     maker, sizes, dtype = match.groups()
     shape = [int(size) for size in sizes.split(",")]
     count = math.prod(shape)

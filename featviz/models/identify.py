@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -119,7 +119,7 @@ def identify_file(
             state_dict, module = weights.unwrap(content, key, prefix, ema, path.name)
             if isinstance(module, UnbuiltModule):
                 raise module.refusal
-            match = identify_variants(weights.stripped_variants(state_dict))
+            match = best_match(state_dict)
     except LoadError as error:  # identify has no --trust
         hint = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, hint) from error
@@ -163,10 +163,11 @@ def _facts(match: Match, class_name: str | None, arch: str | None) -> list[str]:
     return facts
 
 
-def identify_variants(state_dicts: Iterable[Weights]) -> Match:
-    """The best match among variants of the same tensors (`weights.stripped_variants`): the
-    first that fits an architecture entirely, else the one that fits most of one."""
-    matches = [identify(state_dict) for state_dict in state_dicts]
+def best_match(state_dict: Weights) -> Match:
+    """The architecture of weights, whatever prefixes their names have: of the
+    `weights.stripped_variants` of the names, the first that fits an architecture entirely,
+    else the one that fits most of one."""
+    matches = [identify(variant) for variant in weights.stripped_variants(state_dict)]
     for match in matches:
         if match.names:
             return match

@@ -500,7 +500,7 @@ def _load_recognised(
     Raises:
         LoadError: Where no architecture has these tensors.
     """
-    match = identify.identify_variants(weights.stripped_variants(state_dict))
+    match = identify.best_match(state_dict)
     name = match.name
     # the user has been told of the nearest, and takes what fits into it
     if name is None and match.nearest and options.partial:
@@ -774,19 +774,17 @@ def _weights_entry(name: str, entries: Any, weights_name: str) -> Any:
     """
     if weights_name == "none":
         return None
-    # an entry of the enumeration, as torchvision documents it
-    if weights_name != "default":
-        if weights_name in entries.__members__:
-            return entries[weights_name]
-        message = f"--weights {weights_name!r} is neither a file nor an entry of {name}"
-        names = ", ".join(entries.__members__)
-        raise UsageError(message, f"one of default, none, {names}")
-    entry = getattr(entries, "DEFAULT", None)
-    if entry is None:
-        raise UsageError(
-            f"torchvision has no weights for {name}", "--weights none, or a file"
-        )
-    return entry
+    if weights_name == "default":
+        weights_name = "DEFAULT"  # as torchvision calls that entry
+        if weights_name not in entries.__members__:
+            raise UsageError(
+                f"torchvision has no weights for {name}", "--weights none, or a file"
+            )
+    if weights_name in entries.__members__:
+        return entries[weights_name]
+    message = f"--weights {weights_name!r} is neither a file nor an entry of {name}"
+    names = ", ".join(entries.__members__)
+    raise UsageError(message, f"one of default, none, {names}")
 
 
 def architecture_beside(path: Path) -> str | None:

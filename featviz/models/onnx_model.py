@@ -150,9 +150,7 @@ class OnnxInput(NamedTuple):
     @property
     def description(self) -> str:
         """Its type and shape for people: `int64 1×?`."""
-        sizes = []
-        for side in self.shape:
-            sizes.append("?" if side is None else side)
+        sizes = ["?" if size is None else size for size in self.shape]
         return str(self.dtype).removeprefix("torch.") + " " + by(sizes)
 
     def feed(self, value: Any) -> np.ndarray:

@@ -104,14 +104,14 @@ def _choose_chain(
         expected = entry.channels
     channels = options.input_channels or expected
     preset = options.preset
-    if preset is not None:
-        return _ChosenChain(_of_preset(preset, channels, module, fixed.size))
-    library = _of_library(module, entry)
-    # a library prepares pictures, which a model of other channels does not take
-    if library is not None and library.channels == channels:
-        return _ChosenChain(library)
-    preset = "imagenet" if channels == 3 else "none"
-    return _ChosenChain(_of_preset(preset, channels, module, fixed.size), preset)
+    guessed = None
+    if preset is None:
+        library = _of_library(module, entry)
+        # a library prepares pictures, which a model of other channels does not take
+        if library is not None and library.channels == channels:
+            return _ChosenChain(library)
+        preset = guessed = "imagenet" if channels == 3 else "none"
+    return _ChosenChain(_of_preset(preset, channels, module, fixed.size), guessed)
 
 
 def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:

@@ -578,11 +578,9 @@ def read_weights(path: Path, options: ModelOptions) -> Weights:
     """
     with as_load_errors(path):
         content = read(path, options.trust, complete=False)
-        unwrapped = unwrap(
+        return unwrap(
             content, options.key, options.strip_prefix, options.ema, path.name
-        )
-    is_of_module = isinstance(unwrapped.module, nn.Module)
-    return unwrapped.weights._replace(is_of_module=is_of_module)
+        ).weights
 
 
 def unwrap(
@@ -626,7 +624,8 @@ def unwrap(
         if key:
             subject = f"weights under {key!r}"
         raise LoadError(f"{name} holds no {subject}: {_describe(content)}", hint)
-    weights = Weights(tensors, tuple(steps), classes_of(content))
+    is_of_module = isinstance(inner, nn.Module)
+    weights = Weights(tensors, tuple(steps), classes_of(content), is_of_module)
     if prefix:
         weights = _strip_prefix(weights, prefix)
     module = inner if isinstance(inner, (nn.Module, UnbuiltModule)) else None
