@@ -392,8 +392,8 @@ def _copied(value: Any, args: Sequence[Any]) -> Any:
     """A copy of a value for one call, since the model may change it.
 
     Args:
-        value: A tensor with a batch of one grows to the batch of the image; of values
-            that are neither a tensor nor a list or dict there is no copy.
+        value: A tensor, list or dict; any other value is returned as it is. A tensor with
+            a batch of one grows to the batch of the image.
         args: The positional arguments of the call, the image first.
     """
     if isinstance(value, list | dict):

@@ -171,14 +171,10 @@ def best_match(state_dict: Weights) -> Match:
     for match in matches:
         if match.names:
             return match
-
-    def share(match: Match) -> float:
-        if match.nearest:
-            return match.nearest[0].share
-        return 0.0
-
     # of equals the first, whose names were changed least
-    return max(matches, key=share)
+    return max(
+        matches, key=lambda match: match.nearest[0].share if match.nearest else 0
+    )
 
 
 def identify(state_dict: Weights) -> Match:
@@ -208,7 +204,9 @@ def identify(state_dict: Weights) -> Match:
         if fitting == len(common) and are_auxiliary:
             names.append(name)
     if names:
-        return Match(state_dict, tuple(names), _arguments(shapes, index[names[0]]))
+        return Match(
+            state_dict, tuple(names), _builder_arguments(shapes, index[names[0]])
+        )
     candidates.sort(key=lambda near: near.share, reverse=True)
     nearest = [near for near in candidates[:_SHOWN] if near.share >= _MIN_SHARE]
     return Match(state_dict, nearest=tuple(nearest))
@@ -221,7 +219,7 @@ def _count_fitting(
 
     Args:
         shapes: Of the tensors of the file, by name.
-        entry: The builder's in the index (see `_arguments`).
+        entry: The builder's in the index (see `_builder_arguments`).
     """
     head = entry["head"]
     return sum(
@@ -248,7 +246,7 @@ def _fits(
     return not differing or (head is not None and differing == [head[0]])
 
 
-def _arguments(
+def _builder_arguments(
     shapes: Mapping[str, Sequence[int]], entry: Mapping[str, Any]
 ) -> dict[str, int]:
     """The arguments of a builder that make tensors of these shapes.
@@ -275,6 +273,6 @@ def _arguments(
 
 @cache
 def _index() -> dict[str, dict[str, Any]]:
-    """`tensors` and `head` of every builder (see `_arguments`), by its name."""
+    """`tensors` and `head` of every builder (see `_builder_arguments`), by its name."""
     index: dict[str, dict[str, Any]] = json.loads(gzip.decompress(INDEX.read_bytes()))
     return index

@@ -91,6 +91,7 @@ class Unpickler(pickle._Unpickler):
     pop_mark: Any
 
     def __init__(self, file: io.BytesIO, **options: Any) -> None:
+        """Read from `file`; the options are those of pickle's own."""
         super().__init__(file, **options)
         self.size = file.getbuffer().nbytes
 
@@ -257,4 +258,5 @@ def read_pickle(data: bytes) -> Any:
 
 
 def _load(file: BinaryIO) -> Any:
+    """Let torch read the storages of a file, and Inert its pickles."""
     return torch.load(file, "cpu", pickle_module=Inert, weights_only=False)

@@ -302,7 +302,8 @@ def fed(
         forward_args: Values by the names of forward's arguments.
 
     Raises:
-        UsageError: Where forward does not take these arguments.
+        UsageError: Where forward does not take these arguments, or the transform returns
+            one of them.
         LoadError: Where the transform does not take an empty image.
     """
     preprocess = model.preprocess
@@ -937,7 +938,7 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
         if isinstance(layer, (tuple, list)) and layer:
             layer = layer[0]
         key = f"{layer}.weight"
-        # the last has the fewest prefixes, so its key is the model's own
+        # the last variant has the fewest prefixes, so its key is the model's own
         shapes = [
             variant.tensors[key].shape
             for variant in state_dicts
@@ -1065,7 +1066,7 @@ def _made_by_code(
 
 
 def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
-    """The arguments of its class that a Lightning checkpoint keeps.
+    """The arguments that a Lightning checkpoint keeps for the class of its model.
 
     Args:
         path: The checkpoint; None where none is named.
@@ -1074,20 +1075,17 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
     Raises:
         LoadError: Where no checkpoint is named, or it has no such arguments.
     """
-    hparams = None
-    if path is not None:
-        content = weights.read(path, trust)
-        if isinstance(content, Mapping):
-            hparams = content.get(_HPARAMS)
+    content = {} if path is None else weights.read(path, trust)
+    hparams = content.get(_HPARAMS) if isinstance(content, Mapping) else None
     if not isinstance(hparams, Mapping) or not hparams:
-        file = path.name if path is not None else None
+        subject = "a model without --weights" if path is None else path.name
         raise LoadError(
-            f"--model-arg @hparams: {file} has no dict of {_HPARAMS}",
+            f"--model-arg @hparams: {subject} has no dict of {_HPARAMS}",
             "--weights names a Lightning checkpoint; or NAME=VALUE for each",
         )
     hparams = {str(name): value for name, value in hparams.items()}
-    # the class takes all of them as one argument, unless they are named as its keywords
-    # are
+    # the name of the one argument that takes all of them; `kwargs` where each is an
+    # argument of its own
     name = content.get("hparams_name")
     if isinstance(name, str) and name not in ("", "kwargs"):
         return {name: hparams}

@@ -202,6 +202,8 @@ class OnnxLayer(nn.Module):
         if len(operands) < 2 or not are_tensors:
             return None
         first, second = operands
+        # a filter of Conv is [1, C, h, w] of its weights, and makes one output; one of
+        # ConvTranspose takes one input
         filter_size = second[:1].numel()
         if self.operator == "Conv":
             return int(output.numel() * filter_size)

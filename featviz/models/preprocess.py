@@ -412,8 +412,8 @@ class Preprocess:
         numbers [C, H, W], and [1, C, D, H, W] of a volume [C, D, H, W], slice by slice.
 
         Raises:
-            ImageError: Where the chain fails; or where numbers lie outside of 0..1, for
-                which mean and std are, and `any_values` is False.
+            ImageError: Where the chain fails; or where numbers lie outside of 0..1, though
+                the chain normalises values of 0..1, and `any_values` is False.
         """
         if not isinstance(image, Raster):
             return self.chain(self._rgb(image))
@@ -457,8 +457,8 @@ class Preprocess:
         return pictures
 
     def _shown_values(self, values: Tensor) -> Tensor:
-        """One argument of the model as 0..1, of 1 or 3 channels: numbers [..., F] as rows,
-        anything else in its own shape."""
+        """One argument of the model as 0..1, of 1 or 3 channels: in its own shape, or as
+        rows (`_as_rows`) where it has no height and width."""
         if values.ndim < 4 or values.shape[-2:] == (1, 1):
             values = _as_rows(values)
         elif self.transform is None:

@@ -191,7 +191,13 @@ def _changed(chain: Chain, options: InputOptions) -> Chain:
 
 
 def _check_chain(chain: Chain, options: InputOptions) -> None:
-    """Refuse numbers that a model or its preprocessing does not take; UsageError."""
+    """Refuse, with UsageError, a chain whose mean, std or interpolation does not go with
+    the model.
+
+    Args:
+        chain: With the user's choices in it.
+        options: The user's choices, for messages.
+    """
     # the channels may be those that the user names, so that a library's numbers do not
     # fit
     for name, numbers in (("--mean", chain.mean), ("--std", chain.std)):

@@ -713,8 +713,12 @@ def _typed_tensor(builder: Builder, made: Made) -> Any:
 
 
 def _bytes(content: str | bytes = b"", encoding: str = "latin1") -> bytes:
-    """The bytes of a call of `_codecs.encode`, `bytes` or `bytearray`: pickles of older
-    protocols have them as a text, a letter for each byte."""
+    """The bytes of a call of `_codecs.encode`, `bytes` or `bytearray`.
+
+    Args:
+        content: The bytes; pickles of older protocols have a letter for each.
+        encoding: What the file says; pickle writes latin1 alone.
+    """
     if isinstance(content, str):
         return content.encode("latin1")
     return bytes(content)

@@ -447,7 +447,10 @@ def _sniff_zip(path: Path) -> str:
 
 
 def imported_object(spec: str) -> Any:
-    """What `pkg.mod:name` or `file.py:name` names, imported.
+    """What a text names in the user's code, imported.
+
+    Args:
+        spec: `pkg.mod:name` or `file.py:name`, as CODE_REFERENCE matches it.
 
     Raises:
         UsageError: Where there is no such module, file or name in it.
