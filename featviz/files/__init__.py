@@ -37,6 +37,9 @@ _READ |= getattr(os, "O_NONBLOCK", 0)
 """
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 
+_JUNCTION = 0xA0000003
+"""What Windows says of a junction, its link to a folder (IO_REPARSE_TAG_MOUNT_POINT)."""
+
 _IRREGULAR = "it is no regular file"
 _LINKED = "it, or a folder on the way to it, is a symbolic link"
 _LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
@@ -106,9 +109,11 @@ class OpenFolder:
         else:
             self.close = weakref.finalize(self, int, 0)  # there is nothing to close
             self._first_stat = Path(name).stat(follow_symlinks=above is None)
-            if above is not None and _is_link(path, self._first_stat):
+            mode = self._first_stat.st_mode
+            is_junction = getattr(self._first_stat, "st_reparse_tag", 0) == _JUNCTION
+            if above is not None and (stat.S_ISLNK(mode) or is_junction):
                 raise OSError(errno.ELOOP, _LINKED)
-            if not stat.S_ISDIR(self._first_stat.st_mode):
+            if not stat.S_ISDIR(mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
     @property
@@ -168,13 +173,6 @@ class OpenFolder:
             return file
         file.close()
         raise OSError(errno.ESTALE, "it was replaced meanwhile")
-
-
-def _is_link(path: Path, status: os.stat_result) -> bool:
-    """Whether it is a symbolic link, or a junction of Windows (which Python tells since
-    3.12)."""
-    is_junction = getattr(os.path, "isjunction", bool)
-    return stat.S_ISLNK(status.st_mode) or (os.name == "nt" and is_junction(path))
 
 
 class ReadFolder(OpenFolder):

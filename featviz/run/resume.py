@@ -112,24 +112,20 @@ class RunDocument:
         # another shard or an earlier run may have left manifests of images that are not
         # of this process, or failures in run.json
         earlier_errors = run.before().errors
-        errors = {}  # of the images that are there
-        missing = []
-        for name in self.names:
-            if name in self.errors:
-                errors[name] = self.errors[name]
-            elif run.is_complete(name):
-                errors[name] = None
-            elif name in earlier_errors:
-                errors[name] = earlier_errors[name]
-            else:
-                missing.append(name)
         complete = []
         failures = []
-        for name, error in errors.items():
-            if error is None:
+        missing = []
+        for name in self.names:
+            error = self.errors.get(name)
+            is_finished = name in self.errors or run.is_complete(name)
+            if not is_finished:
+                error = earlier_errors.get(name)
+            if error is not None:
+                failures.append({"image": name, "error": error})
+            elif is_finished:
                 complete.append(name)
             else:
-                failures.append({"image": name, "error": error})
+                missing.append(name)
         images = {"total": len(self.names), "complete": complete, "missing": missing}
         self.failed = len(failures)
         run.write_run({**self.record, "images": images, "failures": failures})

@@ -31,6 +31,7 @@ from featviz.run.resume import (
     open_run,
     run_record,
 )
+from featviz.run.workers import SIGNALS
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
@@ -41,13 +42,6 @@ log = logging.getLogger(__name__)
 _NAMED = 5  # layers that gave NaN or infinite values which a warning names
 SAVED_EVERY = 5.0  # seconds between two writings of run.json while a run goes on
 _SHARE_OF_SAVING = 0.02  # of the time that may go into it, however long run.json grows
-SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    if hasattr(signal, name)
-)
-"""SIGHUP comes when the terminal closes; Windows has none."""
-
 Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
 
@@ -56,7 +50,7 @@ def run(
     model: ModelOptions | LoadedModel,
     images: Sequence[str],
     options: RunOptions,
-    progress: Progress = lambda image, total: None,
+    progress: Progress,
 ) -> RunResult:
     """Draw the feature maps of images into a run directory.
 

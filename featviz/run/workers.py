@@ -57,6 +57,14 @@ _FORK: Any = None
 if sys.platform == "linux" and hasattr(os, "fork"):
     _FORK = multiprocessing.get_context("fork")
 
+SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if hasattr(signal, name)
+)
+"""Those that ask a run to end; SIGHUP comes when the terminal closes, and Windows has
+none."""
+
 log = logging.getLogger(__name__)
 
 
@@ -429,10 +437,10 @@ def _run_worker(
     for parent_end in inherited:
         parent_end.close()
     # A worker ends by its pipe, also where the parent was killed and could say nothing.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    for number in SIGNALS:
         # The parent decides what a signal means; a terminal sends it to all processes
         # alike.
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)
     # a second thread of OpenMP would hang in a forked child
     torch.set_num_threads(1)
     # Nor may the collector end what the parent left: an object whose threads were not
@@ -443,25 +451,25 @@ def _run_worker(
     logger = logging.getLogger("featviz")
     logger.handlers = [_RecordQueue(records)]
     logger.propagate = False
-    number = -1
+    image = -1  # the number that was received last
 
     def received() -> Iterator[int]:
         """Numbers, until the parent closes its end, or dies."""
-        nonlocal number
+        nonlocal image
         with suppress(EOFError, ConnectionResetError):
             while True:
-                number = connection.recv()
-                yield number
+                image = connection.recv()
+                yield image
 
     with suppress(BrokenPipeError, ConnectionResetError):  # the parent has died
         try:
             for result in work(received()):
-                connection.send(Answer(number, result, records=_drained(records)))
+                connection.send(Answer(image, result, records=_drained(records)))
         except BaseException as error:
             # a bug, whose traceback pickling would lose
             if not isinstance(error, FeatvizError):
                 error.add_note(traceback.format_exc())
-            connection.send(Answer(number, error=error, records=_drained(records)))
+            connection.send(Answer(image, error=error, records=_drained(records)))
 
 
 class _RecordQueue(QueueHandler):

@@ -17,6 +17,7 @@ from runs import SMALL, complete, make_photos, run_json, tree
 
 from featviz import cli
 from featviz.run import run as pipeline
+from featviz.run import workers
 
 pytestmark = pytest.mark.medium
 
@@ -104,7 +105,7 @@ def test_closed_streams_do_not_stop_the_drawing(
 def test_ignored_signals_stay_ignored() -> None:
     """`nohup` and a shell's `&` have them ignored; all others are heeded, and given
     back."""
-    before = {number: signal.getsignal(number) for number in pipeline.SIGNALS}
+    before = {number: signal.getsignal(number) for number in workers.SIGNALS}
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} == set(before)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -124,10 +125,10 @@ def test_ignored_signals_stay_ignored() -> None:
 
 def test_signals_are_given_back_after_an_error() -> None:
     """A program whose run has failed is interrupted by the next Ctrl-C as before."""
-    before = {number: signal.getsignal(number) for number in pipeline.SIGNALS}
+    before = {number: signal.getsignal(number) for number in workers.SIGNALS}
     with pytest.raises(ZeroDivisionError), pipeline.stop_requests():
         raise ZeroDivisionError
-    after = {number: signal.getsignal(number) for number in pipeline.SIGNALS}
+    after = {number: signal.getsignal(number) for number in workers.SIGNALS}
     assert after == before
 
 

@@ -133,7 +133,9 @@ def run_all_layers(
     """Hook every module, draw as little of each as possible, all into one folder, and
     read what became of it."""
     draw = DrawOptions(scale=1, channels="first:2", max_slices=2, flat=True)
-    result = pipeline.run(loaded, images, RunOptions("re:.", folder / "out", draw=draw))
+    result = pipeline.run(
+        loaded, images, RunOptions("re:.", folder / "out", draw=draw), lambda *_: None
+    )
     (image,) = result.images
     assert result.exit_code == 0
     assert image.error is None
