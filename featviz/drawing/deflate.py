@@ -409,7 +409,8 @@ def _write_bits(out, at, carry, carry_bits, code, bits):
 @inlined
 @no_type_check
 def _write_entry(out, at, carry, carry_bits, entry):
-    """Write the code of an entry, as `_write_bits` does."""
+    """Write the code of one entry of a table; other arguments and the result are those
+    of `_write_bits`."""
     code = entry >> _CODE
     return _write_bits(out, at, carry, carry_bits, code, entry & _LENGTH)
 
@@ -417,7 +418,8 @@ def _write_entry(out, at, carry, carry_bits, entry):
 @inlined
 @no_type_check
 def _joined_codes(entries, unit):
-    """The codes of a unit's four lowest bytes, one behind the other, and their bits."""
+    """The codes of a unit's four lowest bytes, one behind the other, and how many bits
+    these take together."""
     a = entries[unit & _BYTE]
     b = entries[unit >> _U(8) & _BYTE]
     c = entries[unit >> _U(16) & _BYTE]
@@ -431,8 +433,8 @@ def _joined_codes(entries, unit):
 @inlined
 @no_type_check
 def _write_zeros(out, at, carry, carry_bits, entries, run):
-    """Write a zero and the matches of `run` more zeros, as `_write_bits` does; the zero
-    goes out with the first match."""
+    """Write a zero and the matches of `run` more zeros; the zero goes out with the first
+    match. Other arguments and the result are those of `_write_bits`."""
     code = entries[0] >> _CODE
     bits = entries[0] & _LENGTH
     while run > 0:

@@ -359,8 +359,8 @@ def _are_worth_a_strip(data: Tensor, stats: Floats, is_flat: np.ndarray) -> bool
 def _inner_limits(
     scale: Scale, data: Tensor, border: int, together: bool
 ) -> ValueLimits:
-    """The `limits` of maps without their border, beyond which values of the border may
-    lie."""
+    """The `limits` of maps [C, S, K, H, W] without `border` pixels at each edge; values
+    there may lie beyond."""
     stats = values.inner_statistics(data, border)
     return replace(limits(scale, data, stats, together), clips=True)
 
@@ -443,7 +443,8 @@ def _choose_maps(
 def _ordered(
     channels: list[int], maps: Tensor, stats: Floats, options: DrawOptions
 ) -> list[int]:
-    """Channels in the order of `options.order`; `maps` and `stats` are of all."""
+    """These channels in the order of `options.order`; `maps` and `stats` are those of
+    all channels."""
     if options.order == "index":
         return channels
     if options.order == "similarity":

@@ -227,7 +227,7 @@ def draw_marks(tiles: Bytes, marks: Bytes, colors: Palette) -> None:
 
 
 def write_label(tile: Bytes, label: Label, colors: Palette) -> None:
-    """Write on one tile, in place. A text that has no room is left out.
+    """Write a label on one tile, in place. A text that has no room is left out.
 
     Args:
         tile: uint8 [h, w, depth], enlarged.

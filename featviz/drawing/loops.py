@@ -182,7 +182,8 @@ def _mean_and_variance(row, length, height, border, at_once):
 @inlined
 @no_type_check
 def _count_outside(row, lower, upper):
-    """How many values are at `lower` or below, or at `upper` or above; NaN is neither."""
+    """How many values of a row are at `lower` or below, or at `upper` or above; NaN is
+    neither, and as a limit bounds nothing."""
     count = np.int32(0)
     for i in range(row.size):
         count += np.int32((row[i] <= lower) | (row[i] >= upper))
@@ -503,7 +504,12 @@ def add_maps(stats, saturated, positions, sums):
 @inlined
 @no_type_check
 def _insert(value, image, values, numbers):
-    """Insert an image into the ranking of a channel, float64 and int64 [ranks]."""
+    """Insert an image with its value into the ranking of a channel, in place.
+
+    Args:
+        values: float64 [ranks], the greatest first.
+        numbers: int64 [ranks], the images that they are of.
+    """
     for rank in range(values.size):
         ranked_value = values[rank]
         ranked_image = numbers[rank]

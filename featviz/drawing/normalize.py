@@ -157,7 +157,7 @@ def _are_limits(numbers: tuple[float, ...], mode: ScaleMode) -> bool:
 
 
 def _auto(kind: str, reduce: str | None) -> str:
-    """The spelling that `auto` stands for; arguments as of `parse_scale`."""
+    """The spelling that `auto` stands for; `kind` and `reduce` as of `parse_scale`."""
     if reduce in SIGNED:
         return "symmetric"
     # where a class activation map is dark there is no evidence

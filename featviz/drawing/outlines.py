@@ -91,6 +91,7 @@ def _label(
     text that is wider than the picture not at all.
 
     Args:
+        draw: of the picture.
         corner: left and top of the box, in pixels.
         size: width and height of the picture.
         color: of the text's ground.

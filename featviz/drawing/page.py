@@ -54,8 +54,8 @@ _MARKED = {grid.NONE: "", grid.ZERO: " (all zero)", grid.CONSTANT: " (constant)"
 
 
 def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
-    """The first maps of a picture in the colours of a figure, a tile for each channel
-    with its slices side by side; of a strip, and of reduced channels, the only one."""
+    """The first maps of a picture in the colormap `cmap`, a tile for each channel with
+    its slices side by side; of a strip, and of reduced channels, the only one."""
     colors = colormap.ramp(cmap)
     palette = picture.palette
     slices = picture.plan.tile_count if picture.strip else picture.slices[0]
@@ -589,7 +589,7 @@ def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:
 
 
 def _whole(inches: float) -> float:
-    """Inches cut to whole pixels, at least one."""
+    """Inches cut to whole pixels of the page, at least one."""
     return max(1, int(inches * DPI + 1e-6)) / DPI
 
 

@@ -419,7 +419,7 @@ class Overlay:
         return tiles
 
     def _resized(self, levels: Bytes) -> Bytes:
-        """A map [h, w] or [h, w, 3] in the size of the input."""
+        """A map, levels [h, w] or RGB [h, w, 3], in the size of the whole input."""
         height, width = self.background[0].shape[:2]
         size = width, height
         # A hole mixed with its neighbours would become a level, and look like a value:
@@ -523,8 +523,8 @@ def write_png(
 
 
 def _compressed_by_isal(pieces: Iterable[Bytes]) -> Iterator[list[bytes]]:
-    """A zlib stream in parts. It repeats what came up to 32 KB before; level 1 takes a
-    tenth of Pillow's time for as many bytes."""
+    """The zlib stream of pieces, in parts. Deflate repeats what came up to 32 KB before;
+    ISA-L's level 1 takes a tenth of Pillow's time for as many bytes."""
     compressor = isal_zlib.compressobj(1)
     for piece in pieces:
         data = compressor.compress(piece)

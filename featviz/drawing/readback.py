@@ -208,14 +208,15 @@ def _averaged(tiles: Bytes, factor: int) -> Floats:
 
 
 def unit_vectors(vectors: Floats) -> Floats:
-    """Vectors of length 1; zeros stay zeros."""
+    """Vectors [N, C] made 1 long; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     units: Floats = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return units
 
 
 def cosines(vectors: Floats, vector: Floats) -> Floats:
-    """How alike places [N, C] are to one [C]: -1..1, 0 with a vector of zeros."""
+    """How alike the vectors of places [N, C] are to one [C]: cosines [N], -1..1, and 0
+    with a vector of zeros."""
     alike: Floats = unit_vectors(vectors) @ unit_vectors(vector[None])[0]
     return alike
 

@@ -124,6 +124,7 @@ def checked_canvas(height: float, width: float, hint: str, dpi: int = DPI) -> Ca
 
     Args:
         hint: of the error, what makes a picture smaller.
+        dpi: pixels in an inch.
 
     Raises:
         UsageError: it would have more pixels than Pillow opens, or a longer side than
@@ -181,7 +182,7 @@ class Canvas:
         return self._pixels[top:bottom, left:right, :3]
 
     def fill(self, cell: Cell, color: Color | Bytes) -> None:
-        """Paint a rectangle."""
+        """Paint a rectangle in one colour."""
         self._spot(cell)[:] = color
 
     def frame(self, cell: Cell) -> None:
@@ -292,6 +293,12 @@ class PixelCanvas:
     def __init__(
         self, width: int, height: int, points: int, paper: Color = WHITE
     ) -> None:
+        """Take paper of a width and height in pixels.
+
+        Args:
+            points: the size of its letters; see `line_height`.
+            paper: its colour.
+        """
         self.image = Image.new("RGB", (width, height), paper)
         self._points = points
 
@@ -303,8 +310,8 @@ class PixelCanvas:
         )
 
     def paste(self, picture: Image.Image, cell: Cell) -> Cell:
-        """Draw a tile in its own size, from the upper left corner of its cell on, and
-        return what it covers."""
+        """Draw a picture in its own size, from the upper left corner of a cell on, and
+        return the rectangle that it covers, which may be another than the cell."""
         covered = Cell(round(cell.left), round(cell.top), *picture.size)
         self.image.paste(picture, (int(covered.left), int(covered.top)))
         return covered

@@ -136,8 +136,8 @@ class Board:
 
 
 def run_folder(logdir: Path, run: Path) -> Path:
-    """The folder of a run's events, called like the run's own: each folder of LOGDIR is
-    a run."""
+    """The folder in `logdir` for the events of a run directory, called as that is:
+    TensorBoard takes each folder of LOGDIR for a run."""
     return logdir / (run.resolve().name or "run")
 
 

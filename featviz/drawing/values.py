@@ -218,7 +218,7 @@ def is_constant(stats: Floats) -> np.ndarray:
 
 
 def _are_equal(low: Floats, high: Floats) -> np.ndarray:
-    """bool [N]: which limits are equal, but for rounding."""
+    """bool [N]: which limits, from `low` to `high`, are equal but for rounding."""
     are_equal: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
     return are_equal
 
@@ -285,8 +285,8 @@ class ValueLimits:
 
     @classmethod
     def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
-        """Limits that are the same for all maps: `low` is drawn darkest, `high`
-        brightest."""
+        """Limits that are the same for all maps, in a mode of `normalize.MODES`: `low` is
+        drawn darkest, `high` brightest."""
         lows = np.array([low], np.float32)
         highs = np.array([high], np.float32)
         return cls(lows, highs, mode, (float(lows[0]), float(highs[0])))
@@ -416,6 +416,7 @@ def to_levels(
 
 
 def _as_array(maps: Tensor | np.ndarray) -> np.ndarray:
+    """Maps as an array in this machine's memory."""
     return maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
 
 
@@ -452,7 +453,7 @@ def _line(low: Floats, span: Floats, constant: np.ndarray, levels: int) -> Line:
 
 
 def _quantised(maps: Tensor | np.ndarray, line: Line, top: float) -> Bytes:
-    """Levels of maps, uint8 of their shape; `top` as in `loops.quantise`."""
+    """Levels of maps [N, ...], uint8 of their shape; `top` as in `loops.quantise`."""
     from featviz.drawing import loops  # numba takes a while to import
 
     if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
@@ -472,6 +473,11 @@ def quantise_on_device(maps: Tensor, line: Line, top: float) -> Bytes:
 
     Args:
         maps: float32 [N, ...].
+        line: a number for each map, or one for all.
+        top: as in `loops.quantise`.
+
+    Returns:
+        uint8 of the shape of `maps`.
     """
     shape = (-1, *[1] * (maps.ndim - 1))
     start, factor, half = (maps.new_tensor(x).reshape(shape) for x in line)

@@ -72,7 +72,11 @@ class TopImages(NamedTuple):
 
     @classmethod
     def empty(cls, channels: int, top: int) -> TopImages:
-        """Before the first image."""
+        """The ranking before the first image.
+
+        Args:
+            top: how many images are kept for each channel.
+        """
         return cls(
             values=np.full((channels, top), -np.inf, np.float32),
             images=np.full((channels, top), _NO_IMAGE),
@@ -204,6 +208,7 @@ class ExemplarCollector:
             self.sources[source.site] = source
 
     def _note_skipped(self, skipped: Sequence[Skip]) -> None:
+        """Add reasons to `skipped`, where a call has none yet."""
         for skip in skipped:
             call = f".call{skip.call}" if skip.call else ""
             self.skipped.setdefault(skip.label + call, skip.reason)
@@ -250,7 +255,8 @@ class ExemplarCollector:
         return TakenOfBatch(self._candidates, skipped)
 
     def add(self, taken: TakenOfBatch) -> None:
-        """Rank the images of a batch, now that the model is through with them."""
+        """Rank the images of a batch, now that the model is through with them. Batches
+        come in the order of the images."""
         for candidate in taken.candidates:
             key = candidate.site, self._classes[candidate.image]
             self.tops[key] = self.tops[key].with_image(

@@ -157,7 +157,8 @@ class CropReader:
             yield seen
 
     def _vanished(self, number: int, error: FeatvizError) -> None:
-        """Warn of an image that could be read before, and note that it is gone."""
+        """Warn that an image, which could be read before, cannot be read again, and do
+        not try it a third time."""
         log.warning(
             "%s cannot be read again: %s",
             self.study.samples[number].name,

@@ -46,7 +46,8 @@ _MAX_TILES = 2000
 
 
 def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
-    """A row for each sheet, for people."""
+    """A row for each sheet, for people; with a column of classes where these are told
+    apart."""
     per_class = any(row.class_name is not None for row in record.layers)
     headings = ["layer", "type", "channels", "receptive field", "sheet"]
     if per_class:
@@ -190,6 +191,7 @@ def _drawn(
     study = reader.study
 
     def drawn(numbers: Iterable[int]) -> Iterator[ExemplarLayer | LayoutError]:
+        """What became of the sheets of these numbers."""
         for number in numbers:
             try:
                 yield _draw_layer(reader, options, sheets[number], folder)
@@ -197,6 +199,7 @@ def _drawn(
                 yield error
 
     def lost(number: int, error: workers.WorkerDiedError) -> ExemplarLayer:
+        """Of a worker that died there is no result without its sheet."""
         raise error
 
     count = workers.worker_count(study.model, study.samples, None, backward=False)

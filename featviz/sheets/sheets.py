@@ -268,7 +268,11 @@ def _animated(content: SheetContent, are_steps: bool, title: str) -> list[SheetF
 def _table(
     content: SheetContent, frame: SheetFrame, scale: ColorScale | None
 ) -> TileTable:
-    """The table of a frame: several images side by side, or the channels of one image."""
+    """The table of a frame: several images side by side, or the channels of one image.
+
+    Args:
+        scale: of the colour bar; None for a table without one.
+    """
     heads = [printable(PurePosixPath(name).stem) for name in frame.images]
     if len(heads) == 1:
         rows = _rows_of_image(content, frame)
