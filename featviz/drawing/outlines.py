@@ -11,7 +11,6 @@ from PIL import Image, ImageDraw
 from featviz.drawing.sheet import (
     BLACK,
     WHITE,
-    Color,
     line_height,
     pixel_font,
     text_width,
@@ -27,12 +26,10 @@ _RADII_A_SIDE = 10
 
 
 def with_boxes(
-    pixels: Bytes,
-    boxes: Sequence[Sequence[float]],
-    labels: Sequence[str],
-    color: Color = WHITE,
+    pixels: Bytes, boxes: Sequence[Sequence[float]], labels: Sequence[str]
 ) -> Bytes:
-    """A picture with boxes on it; a box that lies outside in part has its edge inside.
+    """A picture with white boxes on it, and labels black on white. A box that lies
+    outside in part has its edge inside.
 
     Args:
         pixels: uint8 [H, W, 3].
@@ -40,7 +37,6 @@ def with_boxes(
             the most confident come first.
         labels: what is written at the upper left corner of each, if the picture has
             room for it; nothing where it is empty.
-        color: of the light line and of the ground of labels.
 
     Returns:
         uint8 [H, W, 3].
@@ -56,8 +52,8 @@ def with_boxes(
         # the light line lies inside the dark one, and is seen on any ground
         if x1 - x0 > 2 and y1 - y0 > 2:
             inside = (x0 + 1, y0 + 1, x1 - 1, y1 - 1)
-            draw.rectangle(inside, outline=color, width=thick)
-        _label(draw, printable(label), (x0, y0), image.size, color)
+            draw.rectangle(inside, outline=WHITE, width=thick)
+        _label(draw, printable(label), (x0, y0), image.size)
     return np.asarray(image)
 
 
@@ -85,7 +81,6 @@ def _label(
     text: str,
     corner: tuple[int, int],
     size: tuple[int, int],
-    color: Color,
 ) -> None:
     """Write a text above the upper edge of a box, or below it where there is no room; a
     text that is wider than the picture not at all.
@@ -94,7 +89,6 @@ def _label(
         draw: of the picture.
         corner: left and top of the box, in pixels.
         size: width and height of the picture.
-        color: of the text's ground.
     """
     # whole pixels: letters between two would be blurred
     width = ceil(text_width(text, _POINTS)) + 4
@@ -105,18 +99,17 @@ def _label(
     y = corner[1]
     if y >= height:
         y -= height
-    draw.rectangle((x, y, x + width, y + height), fill=color)
+    draw.rectangle((x, y, x + width, y + height), fill=WHITE)
     draw.text((x + 2, y), text, fill=BLACK, font=pixel_font(_POINTS))
 
 
-def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
-    """A picture with the edge of a region on it.
+def with_outline(pixels: Bytes, mask: Integers) -> Bytes:
+    """A picture with the edge of a region on it, a white line on a black one.
 
     Args:
         pixels: uint8 [H, W, 3].
         mask: which pixels belong to the region, bool or 0 and 1, [h, w] of any size: it
             covers the whole picture.
-        color: of the line, which has a black one behind it.
 
     Returns:
         uint8 [H, W, 3].
@@ -132,7 +125,7 @@ def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
     light = _edge(inside, thick)
     drawn = pixels.copy()
     drawn[dark] = BLACK
-    drawn[light] = color
+    drawn[light] = WHITE
     return drawn
 
 

@@ -288,18 +288,11 @@ class Caption(NamedTuple):
 
 
 class PixelCanvas:
-    """Paper in pixels; all its text has one size."""
+    """White paper in pixels; all its text has one size."""
 
-    def __init__(
-        self, width: int, height: int, points: int, paper: Color = WHITE
-    ) -> None:
-        """Take paper of a width and height in pixels.
-
-        Args:
-            points: the size of its letters; see `line_height`.
-            paper: its colour.
-        """
-        self.image = Image.new("RGB", (width, height), paper)
+    def __init__(self, width: int, height: int, points: int) -> None:
+        """Take paper of a width and height in pixels, with letters of a size in points."""
+        self.image = Image.new("RGB", (width, height), WHITE)
         self._points = points
 
     def write(self, text: str, left: float, top: float, color: Color = INK) -> None:

@@ -112,12 +112,12 @@ def test_control_characters_of_a_label_are_written_out() -> None:
     assert np.array_equal(shown, with_boxes(GREY, [box], ["a\\x07"]))
 
 
-def test_a_label_has_the_colour_of_its_line() -> None:
-    """Its letters are black."""
-    pixels = with_boxes(GREY, [(20, 40, 90, 60)], ["dog"], (0, 200, 100))
+def test_a_label_is_black_on_white() -> None:
+    """As the line of its box is white, with black beside it."""
+    pixels = with_boxes(GREY, [(20, 40, 90, 60)], ["dog"])
     ground = label_at(pixels, 20, 40 - LABEL_HEIGHT)
-    assert tuple(ground[0, 0]) == (0, 200, 100)
-    assert tuple(pixels[50, 21]) == (0, 200, 100)
+    assert tuple(ground[0, 0]) == (255, 255, 255)
+    assert tuple(pixels[50, 21]) == (255, 255, 255)
     assert (ground < 64).all(axis=2).any()
 
 
@@ -158,10 +158,10 @@ def test_an_outline_is_the_edge_of_its_region(scale: int) -> None:
     """Inside of it, whatever the size of the mask; the picture's border is none."""
     mask = np.zeros((100 // scale, 140 // scale), bool)
     mask[: 40 // scale, : 80 // scale] = True
-    pixels = with_outline(GREY, mask, (255, 200, 0))
+    pixels = with_outline(GREY, mask)
     assert drawn_rows(pixels) == (0, 39)
     assert drawn_columns(pixels) == (0, 79)
-    assert tuple(pixels[39, 30]) == (255, 200, 0)
-    assert tuple(pixels[20, 79]) == (255, 200, 0)
+    assert tuple(pixels[39, 30]) == (255, 255, 255)
+    assert tuple(pixels[20, 79]) == (255, 255, 255)
     assert tuple(pixels[38, 30]) == (0, 0, 0)
     assert not is_drawn(pixels)[:37, :77].any()
