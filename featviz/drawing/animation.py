@@ -19,7 +19,7 @@ _CODEC = "libx264"
 
 
 def check_format(format: str) -> None:
-    """Say before the work that a video cannot be written here.
+    """Refuse a format that cannot be written here, before the work.
 
     Raises:
         UsageError: the format is `mp4`, and the package av is not installed.

@@ -160,7 +160,7 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[list[bytes]]:
 
     Args:
         pieces: uint8 [n]; the memory of each begins at a multiple of eight bytes.
-        size: bytes of all pieces.
+        size: bytes of all pieces together; behind these the stream ends.
 
     Yields:
         What each piece adds to a zlib stream, in parts.

@@ -65,7 +65,8 @@ def plan(
     Args:
         shape: [C, S, H, W] of the maps: S of them side by side for each channel.
         options: without a `scale`, tiles are enlarged until their longer side has
-            `min_tile` pixels; without an `nrow`, the picture is about square.
+            `min_tile` pixels; without an `nrow` (tiles in a row), the picture is about
+            square.
         strip: the maps are numbers of a vector: one row, unless `nrow` says otherwise,
             without padding.
         alone: the tile has no neighbours: without a `scale` it becomes as large as a

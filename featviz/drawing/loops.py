@@ -71,8 +71,14 @@ constants there as constants."""
 
 
 def compiled(signature: str | None, function: Any, **options: Any) -> Any:
-    """Compile a function for this signature, or for its arguments at its first call,
-    and keep it in numba's cache, if that can be written."""
+    """Compile a function, and keep it in numba's cache, if that can be written.
+
+    Args:
+        signature: types of its arguments, as numba writes them: it is compiled, or
+            loaded from the cache, at once. None waits for the arguments of its first
+            call.
+        options: further ones of numba's `njit`.
+    """
     signatures = [] if signature is None else [signature]
     with _ONE_FOLDER:
         before = config.CACHE_DIR

@@ -82,8 +82,8 @@ def _label(
     corner: tuple[int, int],
     size: tuple[int, int],
 ) -> None:
-    """Write a text above the upper edge of a box, or below it where there is no room; a
-    text that is wider than the picture not at all.
+    """Write a text above the upper edge of a box, or below it where there is no room;
+    nothing where the picture is narrower than the text, or lower than two lines.
 
     Args:
         draw: of the picture.

@@ -218,6 +218,7 @@ def draw_color_bar(
     canvas.frame(bar)
     right = bar.left + bar.width
     apart = bar.height / max(1, len(scale.values) - 1)
+    # on a low bar some ticks are left out, so that their numbers do not overlap
     step = max(1, ceil(_LINE / apart))
     for value, number in zip(scale.values[::step], scale.numbers[::step], strict=True):
         y = bar.top + bar.height * (high - value) / (high - low)
@@ -380,7 +381,8 @@ class _Layout:
 
 
 def draw_page(page: Page) -> Bytes:
-    """The page of `look`, uint8 [H, W, 3]; UsageError where it is too large."""
+    """The page of `look` or of `kernels`, uint8 [H, W, 3]; UsageError where it is too
+    large."""
     layout = _lay_out(page)
     hint = "--maps shows fewer of each layer, and --layers takes fewer"
     canvas = sheet.checked_canvas(layout.height, layout.width, hint)
@@ -395,6 +397,7 @@ def draw_page(page: Page) -> Bytes:
         across = width + _GAP
         tiles = TileGrid(_COLUMNS, width, height, x, top, across, height + _NUMBERS)
         _draw_row(canvas, row, tiles)
+    # below: what the colours, the tiles and their numbers are
     y = layout.height - _MARGIN
     soft = Letters(8, _SOFT)
     x = _MARGIN

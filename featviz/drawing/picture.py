@@ -476,7 +476,7 @@ def write_png(
         size: height and width in pixels.
         pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; at
             least one. Each is done with before the next one is asked for.
-        colors: 256 RGB triples of a palette; without them values are greys.
+        colors: 256 RGB triples of a palette; None for greys, and for RGB.
         text: by keywords of 79 Latin-1 characters at most.
         repeats: whether much of the picture repeats, as enlarged pixels and the same
             crops do: ISA-L finds it, and `deflate`, which is made for maps, does not.

@@ -99,7 +99,8 @@ def similarity_tiles(
     captures: Mapping[str, ImageCapture], place: Place
 ) -> dict[str, Bytes]:
     """How like each place of all images is to one of them, over what the model saw: the
-    cosine of their vectors, from 0 or less (dark) to 1 (bright).
+    cosine of their vectors, from 0 or less (dark) to 1 (bright). A ring is around that
+    one.
 
     Args:
         captures: a tensor of one layer, by the image's name.

@@ -235,7 +235,7 @@ _NOTHING = 1e-12
 
 
 def principal_components(vectors: Floats) -> Floats:
-    """Three principal components of vectors [N, C], float32 [N, 3], in standard
+    """Three principal components of finite vectors [N, C], float32 [N, 3], in standard
     deviations from the mean; 0 along directions in which they do not vary.
 
     The directions are eigenvectors of the covariance of the C numbers, got from the N

@@ -135,21 +135,12 @@ class LayerPicture:
             lines.append(f"for want of room only {' of '.join(omissions)}")
         # columns c and rows n / c are as wide as high where c² · width = n · height
         square = self._channels * self._row.height / self._row.width
-        columns = max(1, round(sqrt(square)))
-        self._rows = ceil(self._channels / columns)
-        top = len(lines) * _LINE + 3 * _GAP
-        self._grid = TileGrid(
-            columns=ceil(self._channels / self._rows),
-            width=self._row.width,
-            height=self._row.height,
-            left=_GAP,
-            top=top,
-            across=self._row.width,
-            down=self._row.height,
-        )
+        self._rows = ceil(self._channels / max(1, round(sqrt(square))))
+        columns = ceil(self._channels / self._rows)
+        self._top = len(lines) * _LINE + 3 * _GAP
         widest = max(int(sheet.text_width(line, _TEXT)) for line in lines) + 2 * _GAP
-        width = max(self._grid.columns * self._row.width + _GAP, widest)
-        height = top + self._rows * self._row.height + _GAP
+        width = max(columns * self._row.width + _GAP, widest)
+        height = self._top + self._rows * self._row.height + _GAP
         self._canvas = PixelCanvas(width, height, _TEXT)
         for number, line in enumerate(lines):
             color = _FAINT if number else sheet.INK
@@ -180,13 +171,12 @@ class LayerPicture:
         """
         if self._drawn == self._channels:
             return None
-        # channels run down, then across; the cells of a TileGrid run across
         column, row = divmod(self._drawn, self._rows)
         self._drawn += 1
-        cell = self._grid.cell(row * self._grid.columns + column)
+        label_left = _GAP + column * self._row.width
+        top = self._top + row * self._row.height
         size = self._row.tile
-        label_top = cell.top + (size - _LINE) // 2
-        self._canvas.write(f"channel {channel}", cell.left, label_top)
+        self._canvas.write(f"channel {channel}", label_left, top + (size - _LINE) // 2)
         note = ""
         if is_zero:
             note = "zero in all images"
@@ -195,17 +185,17 @@ class LayerPicture:
         # a channel that is saturated, say, ranks its images by nothing
         elif len(tiles) > 1 and tiles[0].exemplar.value == tiles[-1].exemplar.value:
             note = "all equal"
-        self._canvas.write(note, cell.left, cell.top + (size + _LINE) // 2, _FAINT)
-        left = x = round(cell.left) + _LABEL
+        self._canvas.write(note, label_left, top + (size + _LINE) // 2, _FAINT)
+        left = x = label_left + _LABEL
         for exemplar, picture in tiles[: self._row.images]:
             small = picture.resize((size, size), Image.Resampling.BOX)
-            spot = self._canvas.paste(small, Cell(x, cell.top, size, size))
+            spot = self._canvas.paste(small, Cell(x, top, size, size))
             value = Caption(f"{exemplar.value:.3g}")
             # without its ending: there is room for a few letters
             name = sheet.end_of(PurePosixPath(exemplar.image).stem, _TEXT, size)
             self._canvas.caption(spot, [value, Caption(name, _FAINT)])
             x += size + BETWEEN
-        return [left, round(cell.top), max(0, x - left - BETWEEN), size]
+        return [left, top, max(0, x - left - BETWEEN), size]
 
 
 def _fitting_row(channels: int, count: int) -> _RowSize:
