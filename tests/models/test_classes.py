@@ -79,6 +79,8 @@ def test_a_list_of_too_few_names_is_refused() -> None:
         ("gap.json", '{"0": "cat", "2": "dog"}', "the numbers are not 0 to 1"),
         ("below.json", '{"-1": "cat", "0": "dog"}', "the numbers are not 0 to 1"),
         ("broken.json", "[", "cannot be read"),
+        ("broken.yaml", "names: [cat", "cannot be read"),
+        ("tagged.yaml", "!!python/object/apply:os.system [x]", "cannot be read"),
     ],
 )
 def test_files_without_names_are_refused(

@@ -356,6 +356,52 @@ def test_an_index_that_names_itself_is_refused(tmp_path: Path) -> None:
         load(index)
 
 
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"metadata": {}}, "is no index of shards: .*weight_map"),
+        ({"weight_map": ["a", "b"]}, "is no index of shards"),
+        ([1, 2], "is no index of shards"),
+        (
+            {"weight_map": {"conv.weight": "gone.pth"}},
+            "'?gone.pth'?, which is not beside",
+        ),
+        ({"weight_map": {"conv.weight": "list.pth"}}, "list.pth.* holds no dict of"),
+    ],
+)
+def test_an_index_without_shards_is_refused(index: object, message: str) -> None:
+    """In one line, which names what is missing."""
+    torch.save([1, 2], "list.pth")
+    path = Path("m.safetensors.index.json")
+    path.write_text(json.dumps(index))
+    with pytest.raises(LoadError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ({}, {}, "holds no weights: nothing"),
+        ({"epoch": 3, 7: "a"}, {}, "holds no weights: keys 'epoch', 7"),
+        ([1, 2], {}, "holds no weights: a list of 2, of which --key 0 takes the first"),
+        ("text", {}, "holds no weights: a str"),
+        (
+            {"a": {"lr": 1}, "state_dict": {"w": torch.ones(1)}},
+            {"key": "a"},
+            "holds no weights under 'a': keys 'a', 'state_dict'",
+        ),
+    ],
+)
+def test_a_file_without_weights_says_what_it_holds(
+    content: object, options: dict[str, str], message: str
+) -> None:
+    """Its keys, or the kind of thing that it is."""
+    torch.save(content, "a.pth")
+    with pytest.raises(LoadError) as caught:
+        load("a.pth", arch="squeezenet1_1", **options)
+    assert message in caught.value.message
+
+
 @pytest.fixture
 def identified(featviz: Run, tmp_path: Path) -> Callable[..., Outcome]:
     """What `featviz identify` says of a file, saved as `a.pth`."""
