@@ -44,11 +44,12 @@ class FeatvizError(Exception):
         replace: tuple[str, str] | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
+        """Keep what the class says; a traceback shows the hint as well."""
         super().__init__(message)
         self.message = message
         self.hint = hint
         if hint is not None:
-            self.add_note(f"hint: {hint}")  # which a traceback shows
+            self.add_note(f"hint: {hint}")
         self.add = add
         self.instead = instead
         self.replace = replace

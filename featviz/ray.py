@@ -154,6 +154,8 @@ def _draw_shard(
     """Draw one shard, in a worker.
 
     Args:
+        request: the model and the options, those of all shards.
+        files: all images, as on the command line; the shard takes its own of them.
         cwd: where relative paths begin; becomes the current folder of the worker.
 
     Returns:

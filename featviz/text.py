@@ -23,7 +23,12 @@ def printable(text: str) -> str:
 
 
 def printable_json(content: Any, indent: int | None = None) -> str:
-    """A JSON document that can be shown: what `printable` escapes, JSON escapes too."""
+    """A JSON document that can be shown: what `printable` escapes, JSON escapes too.
+
+    Args:
+        content: what `json.dumps` takes.
+        indent: spaces for each level; None puts all on one line.
+    """
     text = json.dumps(content, indent=indent, ensure_ascii=False)
     if text.replace("\n", "").isprintable():
         return text

@@ -249,7 +249,12 @@ def tried(url: Url, task: Callable[[], T]) -> T:
 
 
 def _failure_text(url: Url, error: Exception) -> str:
-    """What a message says of an exception of a store's library, without credentials."""
+    """What a message says of an exception of a store's library; empty where that says
+    nothing.
+
+    Args:
+        url: whose credentials are left out.
+    """
     if lacks_rights(error):
         return "the store refuses access: are the credentials there?"
     # each library has a class of its own for it

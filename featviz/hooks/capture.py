@@ -225,7 +225,8 @@ class Recorder:
     def enter(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """The hook before a layer's call: take the tensors among its arguments."""
+        """The hook before a layer's call: take the tensors among its arguments, `args` by
+        position and `kwargs` by name. A call without any is noted in `skipped`."""
         if not self._goes_forward:
             return
         # counted apart from `calls`: a recursive layer is entered again before it leaves
@@ -242,8 +243,9 @@ class Recorder:
                 self.skipped.append(Skip.of(site, "takes no tensor"))
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
-        """The hook after a layer's call: take the tensors of its output. A None beside a
-        tensor is left out."""
+        """The hook after a layer's call: take the tensors of its output. What else is in
+        it is noted in `skipped`, but for a None beside a tensor. The arguments of the
+        call (`args`, `kwargs`) are not looked at."""
         if not self._goes_forward:
             return
         call = self.calls[layer.name]

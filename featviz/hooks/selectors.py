@@ -174,9 +174,14 @@ def warn_of_unmatched(
 
 
 def remedy(layers: Sequence[Layer], selectors: Iterable[Selector], *facts: str) -> str:
-    """What helps where no layer matches: what may be meant, further `facts` in words,
-    and the types of modules (of functions, where there are no modules) with the first
-    names."""
+    """A hint for an error where no layer matches: what may be meant, and the types of
+    modules (of functions, where there are no modules) with the first names.
+
+    Args:
+        layers: that there are.
+        selectors: of which some match nothing.
+        facts: further statements, which stand between the two.
+    """
     question = meant(
         layers, [selector for selector in selectors if not selector.pick(layers)]
     )

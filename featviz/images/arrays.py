@@ -119,7 +119,9 @@ def _scaled(values: np.ndarray) -> Raster:
 
 
 def _check_array(array: np.ndarray, expected: ExpectedImage) -> None:
-    """Refuse what holds no values of an image, or too many; ImageError."""
+    """Refuse what is no image, whatever the model takes; ImageError. An image has two
+    axes at least (one, for a function of the user's own), numbers that are all finite,
+    and no more of them than MAX_VALUES."""
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
     if array.ndim < (1 if expected.raw else 2) or not array.size:
@@ -318,7 +320,12 @@ def read_frames(
 
 
 def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
-    """Refuse more pixels than fit into memory; ImageError."""
+    """Refuse to decode more pixels than fit into memory; ImageError.
+
+    Args:
+        stream: of PyAV.
+        numbers: of the frames that are to be decoded; one may stand there twice.
+    """
     # a video of a few kilobytes may claim any size
     pixels = stream.width * stream.height
     max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)

@@ -465,7 +465,15 @@ def decode(
 
 
 def _decoded(data: bytes, decoding: _Decoding) -> Frames:
-    """What a file shows: a video, an array, or a picture."""
+    """What a file shows: frames of a video or an animation, an array, or a picture.
+
+    Args:
+        data: the content of the file.
+
+    Raises:
+        ImageError: its message goes on from the file's name. Other errors of a broken
+            file are those of its library (`_BROKEN`).
+    """
     file_format = format_of(data)
     expected = decoding.expected
     if file_format in VIDEOS:

@@ -104,6 +104,9 @@ def _identity(path: FilePath) -> str:
 def _expand(argument: str, nul_separated: bool, outside: Path | None) -> list[Named]:
     """The files that an argument stands for, at least one.
 
+    Args:
+        nul_separated, outside: as of `find_samples`.
+
     Raises:
         UsageError: Where there is no such file, or no image in it.
         FileError: Where a store does not answer, or refuses.
@@ -394,6 +397,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
         joined.append(Sample(name or "clip", tuple(frame.path for frame in ordered)))
 
     def full_path(index: int) -> tuple[str, ...]:
+        """The parts of the path of a clip's folder, or of its only file."""
         path = _absolute(joined[index].path)
         is_folder = len(joined[index].paths) > 1
         return (path.parent if is_folder else path).parts[1:]

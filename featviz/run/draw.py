@@ -71,11 +71,13 @@ def _draw_side_by_side(
     """Draw the first image here, and the others in worker processes.
 
     Args:
+        samples, stop: as for `draw_images`.
         count: of workers, as far as there is memory for them.
     """
 
-    # runs in a forked child: what it changes of `run` the parent does not see
     def work(numbers: Iterator[int]) -> Iterator[ImageResult]:
+        """Draw the samples of these numbers, in a forked child: what it changes of `run`
+        the parent does not see."""
         kept = run.kept if run.prepared.options.resume else None
         encoders = InRows()
         run.encoders = encoders
@@ -413,6 +415,7 @@ class ImageWriter:
         complete.
 
         Args:
+            site: which capture, or part of one, the picture is of.
             tensor: of which there is to be a histogram, made now, since the model may
                 change it; None for no histogram.
         """
@@ -511,6 +514,7 @@ class ImageWriter:
         """Write a picture, and its figure if there is to be one.
 
         Args:
+            site: which capture, or part of one, the picture is of.
             shape: of the tensor that was drawn.
             tensor_file: where its values are kept; None where they are not.
 
@@ -531,6 +535,10 @@ class ImageWriter:
         self, picture: GridPicture, site: CaptureSite, row: Capture
     ) -> str:
         """Write the figure of a picture: its first maps with colour bars, beside the input.
+
+        Args:
+            site: which capture, or part of one, the picture is of.
+            row: of the picture in the manifest, for the caption.
 
         Returns:
             The file's path in the image folder.

@@ -77,7 +77,15 @@ def dry_run(
     model: ModelOptions, arguments: Sequence[str], options: RunOptions
 ) -> dict[str, Any]:
     """Plan a run without writing anything: the files of each image, and totals of all.
-    Where a model takes images in their own size, the first one stands for all."""
+    Where a model takes images in their own size, the first one stands for all.
+
+    Args:
+        arguments: the images, as on the command line.
+
+    Returns:
+        The document of `run --dry-run --json`: `per_image` has the rows of PlannedFile,
+        and the totals are of all images of this shard.
+    """
     prepared = prepare(model, find_images(arguments, options), options)
     images = len((options.shard or Shard()).of(prepared.samples))
     planner = _Planner(prepared)
@@ -157,7 +165,12 @@ class _Planner:
 
     def _plan_picture(self, site: CaptureSite, maps: Maps, draw: DrawOptions) -> None:
         """Plan the picture of some maps, and its figure. Which maps are near-equal is
-        not known yet: they are counted."""
+        not known yet: they are counted.
+
+        Args:
+            site: which capture, or part of one, the picture is of.
+            draw: how this picture is drawn, which may differ from the run's options.
+        """
         channels, slices, *size = maps.data.shape
         layout = LAYOUTS[maps.layout]
         is_reduced = draw.reduce is not None and not layout.strip

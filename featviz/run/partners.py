@@ -41,6 +41,7 @@ def run_models(
     and keep their selectors.
 
     Args:
+        base, new: the two models, in the order of the results.
         inputs: how images go into both.
         text: selectors of both, of which each must match in one model; None for one
             layer of each stage.

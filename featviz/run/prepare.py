@@ -315,6 +315,7 @@ def grouped(
     """Samples as the model takes them: images, clips, or several images at once.
 
     Args:
+        samples: of one file each, as from `find_images`.
         frames: how many images are taken of a video, for a model of single images; None
             takes the first frame.
     """
@@ -409,8 +410,15 @@ def check_options(options: RunOptions) -> None:
 
 
 def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
-    """Refuse bad drawing options, those of `grid` and `kernels` as well; and a folder
-    for events where TensorBoard is not installed."""
+    """Refuse bad drawing options, those of `grid` and `kernels` as well.
+
+    Args:
+        board: the folder for TensorBoard's events; None where none are written.
+
+    Raises:
+        UsageError: an option is bad, or what it needs (matplotlib, TensorBoard) is not
+            installed.
+    """
     draw.check()
     for text in draw.tensor_layout:
         parse_override(text)

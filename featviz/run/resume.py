@@ -166,6 +166,7 @@ def open_run(
     with `resume`, or the one that other shards write.
 
     Args:
+        document: of this run; it is written before any image is drawn.
         samples: the images of this shard.
 
     Raises:
@@ -211,7 +212,15 @@ def _warn_of_surplus(run: RunDirectory, document: RunDocument) -> None:
 def _check_same(
     options: RunOptions, document: RunDocument, record: Mapping[str, Any]
 ) -> None:
-    """Refuse to go on with another run, whose run.json is `record`."""
+    """Refuse to go on with a run that had other settings.
+
+    Args:
+        document: of this run.
+        record: the content of the run.json that is there.
+
+    Raises:
+        StoreError: they differ in what decides how images are drawn.
+    """
     # as JSON has it, which the other one was read from: lists for tuples, text for paths
     new = json.loads(json.dumps(document.record, default=str))
     different = differences(settings_of(record), new)

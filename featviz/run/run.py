@@ -55,6 +55,7 @@ def run(
     """Draw the feature maps of images into a run directory.
 
     Args:
+        model: as the user named it, or loaded already.
         images: files, folders, archives, URLs or globs, as on the command line.
         progress: called with all there is to know of each image. The result has only
             names and errors, so that it does not grow with every picture.
@@ -103,8 +104,10 @@ def _draw(
     stop: Event,
 ) -> list[ImageResult]:
     """Draw images and save run.json now and then; what became of each, without rows.
+    Warns of values that are not finite, and of channels that layers lack.
 
     Args:
+        samples: those of this shard.
         document: learns of each image.
         stop: ends it after the image under way.
     """
@@ -171,7 +174,12 @@ def _board(prepared: Prepared) -> Iterator[Board | None]:
 def draw_into(
     folder: Folder, prepared: Prepared, board: Board | None
 ) -> list[ImageResult]:
-    """Draw all images into a folder, which is empty and becomes a run directory."""
+    """Draw all images of a run, in this process, into a folder, which is empty and
+    becomes a run directory.
+
+    Args:
+        board: TensorBoard's events; None writes none.
+    """
     document = RunDocument(run_record(prepared), prepared.samples)
     run_directory = RunDirectory(folder)
     drawing = Drawing(prepared, run_directory, document.fingerprint, board)

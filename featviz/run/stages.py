@@ -128,6 +128,7 @@ def probe(
     shapes: dict[CallSide, list[list[int]]] = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
+        """Note the shape of a tensor, unless it is a mask, or nested."""
         is_mask = site.kind == "input" and not tensor.is_floating_point()
         if not tensor.is_nested and not is_mask:  # a nested tensor has no shape
             side = CallSide(site.kind, site.layer, site.call)
@@ -184,10 +185,16 @@ def _calls(
     model: LoadedModel, book: HintBook, shapes: Shapes, image: Size
 ) -> list[SeenCall]:
     """Each call with the resolution of what it gave, in the order in which they
-    finished."""
+    finished.
+
+    Args:
+        book: the hints for inputs of this size.
+        shapes: of outputs and inputs, from `probe`.
+        image: height and width of what the layers see.
+    """
 
     def sizes_of(side: CallSide, tensor_shapes: Sequence[Sequence[int]]) -> list[Size]:
-        """The sizes of those tensors that are maps of more than one place."""
+        """The sizes of those tensors of a call that are maps of more than one place."""
         sizes = []
         for shape in tensor_shapes:
             # [steps, height, width]
@@ -436,7 +443,11 @@ def _first_convolution(tree: CallTree) -> list[Layer]:
 
 def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[Layer]:
     """Each block, since no change of resolution tells which of them end a stage; and
-    the last module behind them at their resolution, which is the neck."""
+    the last module behind them at their resolution, which is the neck.
+
+    Args:
+        blocks: those of the stage, at least one, in the order of the model.
+    """
     last = blocks[-1]
     siblings = tree.children[tree.parents[last.name]]
     necks = []

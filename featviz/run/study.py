@@ -202,13 +202,19 @@ class Study:
     def _shown_side_by_side(
         self, collector: Collector, count: int
     ) -> Iterator[ShownImage]:
-        """Show the first image in this process, and the others in worker processes."""
+        """Show the first image in this process, and the others in worker processes; the
+        collector of this process gets what each of them took.
+
+        Args:
+            count: of workers, as far as there is memory for them.
+        """
 
         def show(jobs: Sequence[ImageJob[ModelInput, Any]]) -> Any:
             return self._take(jobs, collector)
 
-        # in a forked child: what it changes of the collector the parent does not see
         def work(numbers: Iterable[int]) -> Iterator[ShownImage]:
+            """Show the samples of these numbers, in a forked child: what it changes of
+            the collector the parent does not see."""
             for number in numbers:
                 for job in visit(self.samples, self._read, show, numbers=[number]):
                     yield ShownImage(number, job.error, job.result)
@@ -250,6 +256,7 @@ class Study:
         )
 
     def _failed(self, number: int, error: FeatvizError) -> None:
+        """Note and report that the sample of this number could not be shown."""
         self.errors[number] = error
         self.progress(self.samples[number].name, error, len(self.samples))
 

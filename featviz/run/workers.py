@@ -321,7 +321,7 @@ class _Crew(Generic[R]):
         count: int,
         lost: Callable[[int, WorkerDiedError], R],
     ) -> None:
-        """Begin without any process; see `in_processes`."""
+        """Begin without any process; the arguments are those of `in_processes`."""
         self.work = work
         self.count = count
         self.lost = lost
@@ -433,7 +433,13 @@ def _run_worker(
     connection: Connection,
     inherited: Iterable[Connection],
 ) -> None:
-    """What a worker process does until there are no more numbers, or no more parent."""
+    """What a worker process does until there are no more numbers, or no more parent.
+
+    Args:
+        work: see `in_processes`.
+        connection: by which numbers come, and an Answer goes back for each.
+        inherited: the parent's ends of pipes, which the fork has copied.
+    """
     for parent_end in inherited:
         parent_end.close()
     # A worker ends by its pipe, also where the parent was killed and could say nothing.
