@@ -102,9 +102,9 @@ def identify_file(
     Args:
         path: The file.
         arch: What a config.json beside it names (`load.architecture_beside`).
-        key: As of `weights.unwrap`.
-        prefix: As of `weights.unwrap`.
-        ema: As of `weights.unwrap`.
+        key: As of `weights.find_weights`.
+        prefix: As of `weights.find_weights`.
+        ema: As of `weights.find_weights`.
 
     Returns:
         A line for people, and a document for programs.
@@ -116,7 +116,8 @@ def identify_file(
     try:
         with weights.as_load_errors(path):
             content = weights.read(path)
-            state_dict, module = weights.unwrap(content, key, prefix, ema, path.name)
+            state_dict = weights.find_weights(content, key, prefix, ema, path.name)
+            module = state_dict.module
             if isinstance(module, UnbuiltModule):
                 raise module.refusal
             match = best_match(state_dict)

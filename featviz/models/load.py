@@ -429,9 +429,10 @@ def _load_content(
     Raises:
         LoadError: Where no model can be made of it.
     """
-    state_dict, module = weights.unwrap(
+    state_dict = weights.find_weights(
         content, options.key, options.strip_prefix, options.ema, path.name
     )
+    module = state_dict.module
     # its tensors alone do not say how they are computed with
     if isinstance(module, UnbuiltModule):
         raise module.refusal

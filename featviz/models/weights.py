@@ -551,22 +551,14 @@ shared ones inside shared ones make a small file endless."""
 
 
 class Weights(NamedTuple):
-    """The tensors of a state dict."""
+    """The tensors of a checkpoint by the names of a state dict."""
 
     tensors: dict[str, Tensor]
     steps: tuple[str, ...] = ()
     """What was done to find them, for people."""
     classes: tuple[str, ...] = ()
     """Names of the model's classes, where the checkpoint has a list of them."""
-    is_of_module: bool = False
-    """Whether the file holds the module that they are of, so that it runs by itself."""
-
-
-class Unwrapped(NamedTuple):
-    """What a checkpoint has where its weights are."""
-
-    weights: Weights
-    module: nn.Module | UnbuiltModule | None
+    module: nn.Module | UnbuiltModule | None = None
     """The module that they are of; None where the checkpoint holds mere tensors."""
 
 
@@ -578,23 +570,23 @@ def read_weights(path: Path, options: ModelOptions) -> Weights:
     """
     with as_load_errors(path):
         content = read(path, options.trust, complete=False)
-        return unwrap(
+        return find_weights(
             content, options.key, options.strip_prefix, options.ema, path.name
-        ).weights
+        )
 
 
-def unwrap(
+def find_weights(
     content: Any,
     key: str | None = None,
     prefix: str | None = None,
     ema: bool | None = None,
     name: str = "the checkpoint",
-) -> Unwrapped:
-    """Find the state dict in a checkpoint.
+) -> Weights:
+    """Find the weights in a checkpoint.
 
     Args:
         content: What `read` returned.
-        key: Where it is: keys of dicts and indices of lists, with dots between. By
+        key: Where they are: keys of dicts and indices of lists, with dots between. By
             default in the usual places.
         prefix: Stripped from names; tensors without it are left out.
         ema: Averaged weights, or plain ones (False); by default averaged ones only if
@@ -624,12 +616,11 @@ def unwrap(
         if key:
             subject = f"weights under {key!r}"
         raise LoadError(f"{name} holds no {subject}: {_describe(content)}", hint)
-    is_of_module = isinstance(inner, nn.Module)
-    weights = Weights(tensors, tuple(steps), classes_of(content), is_of_module)
-    if prefix:
-        weights = _strip_prefix(weights, prefix)
     module = inner if isinstance(inner, (nn.Module, UnbuiltModule)) else None
-    return Unwrapped(weights, module)
+    weights = Weights(tensors, tuple(steps), classes_of(content), module)
+    if prefix:
+        return _strip_prefix(weights, prefix)
+    return weights
 
 
 def _without_counters(
@@ -679,7 +670,7 @@ def _dig(
 
     Args:
         content: A checkpoint, or what lies under a usual key of one.
-        ema: As of `unwrap`.
+        ema: As of `find_weights`.
         steps: What was done, for people; gets a line for each key.
         depth: The most keys that are gone through.
     """
@@ -854,7 +845,7 @@ def load_weights(
         log.info("%s: %s", path.name, "; ".join(best.steps))
     message = f"{path.name} does not fit {options.spec}"
     instead = ""
-    if weights.is_of_module:
+    if isinstance(weights.module, nn.Module):
         instead = (
             "the file is a whole model, which runs by itself: give it as MODEL, without"
             " --arch"

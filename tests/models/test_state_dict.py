@@ -18,7 +18,7 @@ from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models import identify
-from featviz.models.weights import Weights, stripped_variants, unwrap
+from featviz.models.weights import Weights, find_weights, stripped_variants
 from models.loading import load, load_whole, uninitialised
 
 pytestmark = [
@@ -178,7 +178,7 @@ def test_auxiliary_heads_are_read_from_the_file(
     with uninitialised():
         loaded = load_whole(tmp_path / "w.pth")
     heads = {key: value for key, value in options.items() if key.startswith("aux")}
-    match = identify.best_match(unwrap(weights).weights)
+    match = identify.best_match(find_weights(weights))
     assert loaded.source == {**loaded.source, "arch": name, "num_classes": 7, **heads}
     assert set(loaded.module.state_dict()) == set(weights)
     assert description in match.description

@@ -30,7 +30,7 @@ from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models import inert, rebuild, weights
-from featviz.models.weights import unwrap
+from featviz.models.weights import find_weights
 from models.loading import (
     load,
     nothing_fetched,
@@ -105,7 +105,7 @@ def test_a_pickle_that_asks_for_more_is_refused(attempt: str, box: Sandbox) -> N
     path.write_bytes(around(ATTACKS[attempt]))
     before = sorted(box.root.rglob("*"))
     with pytest.raises(LoadError) as caught:
-        unwrap(weights.read(path), name="model.pth")
+        find_weights(weights.read(path), name="model.pth")
     message = caught.value.message
     if find_spec("ultralytics") or "ultralytics" not in message:
         assert hostile_pickles.REASONS.search(message)
@@ -496,7 +496,7 @@ def test_layers_in_a_class_that_is_not_there_keep_their_names(tmp_path: Path) ->
     outer = Outer()
     torch.save(outer, tmp_path / "whole.pth")
     content = weights.read(tmp_path / "whole.pth", complete=False)
-    tensors = dict(unwrap(content).weights.tensors)
+    tensors = dict(find_weights(content).tensors)
     assert same_weights(outer, tensors)
 
 

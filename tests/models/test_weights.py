@@ -25,9 +25,9 @@ from featviz.models.load import adopt
 from featviz.models.weights import (
     Weights,
     class_beside,
+    find_weights,
     load_weights,
     stripped_variants,
-    unwrap,
 )
 from featviz.options import InputOptions, ModelOptions
 from models.loading import (
@@ -86,7 +86,7 @@ def test_weights_are_found_however_they_are_wrapped(
 ) -> None:
     """One of the readings of the tensors has just the model's own names (traps 22 to
     24)."""
-    variants = stripped_variants(unwrap(wrap(dict(small.state_dict()))).weights)
+    variants = stripped_variants(find_weights(wrap(dict(small.state_dict()))))
     names = [parameter_names(variant.tensors) for variant in variants]
     assert parameter_names(small.state_dict()) in names
 
@@ -163,8 +163,8 @@ def test_partial_weights_of_which_none_fits_are_an_error(tmp_path: Path) -> None
 def test_counters_of_a_profiler_are_weights_where_there_are_no_others() -> None:
     """Beside others they are left out, which is told."""
     counters = {"total_ops": torch.zeros(1), "conv.total_params": torch.zeros(1)}
-    assert unwrap(counters).weights.tensors.keys() == counters.keys()
-    both = unwrap({**counters, **PLAIN}).weights
+    assert find_weights(counters).tensors.keys() == counters.keys()
+    both = find_weights({**counters, **PLAIN})
     assert both.tensors.keys() == PLAIN.keys()
     assert both.steps == ("left out 2 counters of a profiler",)
 
@@ -181,7 +181,7 @@ def test_averaged_weights_are_taken_when_asked_for(
 ) -> None:
     """--ema, --no-ema, and plain ones without either."""
     content = {"state_dict": PLAIN, "state_dict_ema": AVERAGED}
-    assert same_weights(dict(unwrap(content, ema=ema).weights.tensors), expected)
+    assert same_weights(dict(find_weights(content, ema=ema).tensors), expected)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_usual_keys_may_lie_in_each_other(
     content: Any, ema: bool | None, keys: str
 ) -> None:
     """What was taken is told key by key."""
-    weights = unwrap(content, ema=ema).weights
+    weights = find_weights(content, ema=ema)
     assert weights.steps == tuple(f"took {key!r}" for key in keys.split())
     expected = AVERAGED if "ema" in keys else PLAIN
     assert same_weights(dict(weights.tensors), expected)
@@ -213,7 +213,7 @@ def test_averaged_weights_that_are_not_there(content: Any) -> None:
     """The error says what there is."""
     message = r"holds no averaged weights .*'state_dict'"
     with pytest.raises(LoadError, match=message) as caught:
-        unwrap(content, ema=True)
+        find_weights(content, ema=True)
     assert caught.value.hint == "leave out --ema for the plain ones"
 
 
@@ -230,12 +230,12 @@ NESTED = {
 )
 def test_a_key_is_obeyed(key: str, name: str, length: int) -> None:
     """--key goes where it says, also along dots and by an index."""
-    assert len(unwrap(NESTED, key=key).weights.tensors[name]) == length
+    assert len(find_weights(NESTED, key=key).tensors[name]) == length
 
 
 def test_a_prefix_is_stripped() -> None:
     """--strip-prefix takes off just that."""
-    weights = unwrap(NESTED, key="nets.G", prefix="gen.").weights
+    weights = find_weights(NESTED, key="nets.G", prefix="gen.")
     assert list(weights.tensors) == ["w"]
     assert weights.steps == ("took 'nets.G'", "stripped 'gen.', leaving 1 others out")
 
@@ -250,14 +250,14 @@ def test_a_prefix_is_stripped() -> None:
 def test_a_key_that_is_not_there(key: str, message: str, hint: str) -> None:
     """The hint says what there is."""
     with pytest.raises(LoadError, match=re.escape(message)) as caught:
-        unwrap(NESTED, key=key)
+        find_weights(NESTED, key=key)
     assert str(caught.value.hint).startswith(hint)
 
 
 def test_a_prefix_that_no_name_has() -> None:
     """It is an error, not nothing."""
     with pytest.raises(LoadError, match="--strip-prefix 'no': no name begins with it"):
-        unwrap(NESTED, key="nets.G", prefix="no")
+        find_weights(NESTED, key="nets.G", prefix="no")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_counters_of_a_profiler_are_left_out() -> None:
     """thop leaves them in each module."""
     counter = torch.ones(1)
     content = {"a.w": counter, "a.total_ops": counter, "total_params": counter}
-    weights = unwrap(content).weights
+    weights = find_weights(content)
     assert list(weights.tensors) == ["a.w"]
     assert weights.steps == ("left out 2 counters of a profiler",)
 
