@@ -117,20 +117,14 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
         with open_regular(path) as file:
             if file_format == sources.ARRAYS:
                 return npy.read_arrays(file.read())
-            content = _read_trusted(file, path) if trust else rebuild(inert.read(file))
+            if not trust:
+                content = rebuild(inert.read(file))
+            else:
+                with importable(path.parent):
+                    content = torch.load(file, "cpu", weights_only=False)
         if complete and isinstance(content, UnbuiltModule):
             raise content.refusal
         return content
-
-
-def _read_trusted(file: Any, path: Path) -> Any:
-    """What torch makes of a file, whatever it runs; classes may lie beside it. A model
-    comes out of its wrappers (`unwrapped`)."""
-    with importable(path.parent):
-        content = torch.load(file, "cpu", weights_only=False)
-    if isinstance(content, nn.Module):
-        return unwrapped(content)
-    return content
 
 
 def _refused(path: Path, error: RefusedError) -> LoadError:
