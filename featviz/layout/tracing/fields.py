@@ -193,7 +193,8 @@ sees nothing; returns the table of each result."""
 def apply_rule(
     rule: FieldRule | None, call: FollowedCall, seen: Sequence[Fields | None]
 ) -> list[Fields | None]:
-    """What each result of a call sees; None where nobody knows.
+    """What each result of a call sees; None where nobody knows, since the function has no
+    rule, the rule does not understand the call, or nobody knows what a tensor sees.
 
     Args:
         rule: of the function; None for one in no table.

@@ -217,7 +217,8 @@ class Follower:
         trace_key = TraceKey(side, key, tuple(tensor.shape))
         if trace_key in traces:
             return
-        # summing up sorts all positions, so it is done once for a table
+        # summing up sorts all positions, so it is done once for a table, which many
+        # tensors share
         tag = self._tag(tensor)
         trace = Trace()
         if tag.positions is not None:
@@ -229,9 +230,10 @@ class Follower:
     def _pass_on(self, layer: Layer, call: FollowedCall) -> None:
         """Tag the results of a function that a layer called.
 
-        The rules of the function in FUNCTIONS say what its results inherit; one that is
-        not there keeps the positions of a tensor of the result's shape, and nobody
-        knows what its results see. So it is where a rule does not understand the call.
+        The rules of the function in FUNCTIONS say what its results inherit. A function that
+        is not there keeps the positions of a tensor of the result's shape, and nobody
+        knows what its results see. Where a rule does not understand the call, its
+        results lie nowhere, or nobody knows what they see.
 
         Args:
             layer: in which the function ran.

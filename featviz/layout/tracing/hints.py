@@ -113,8 +113,14 @@ class HintBook:
 
     def of_tensor(self, site: CaptureSite, tensor: Tensor) -> Hints:
         """The hints for one tensor of a layer, with what was followed in a forward pass
-        and, where one fits, the arrangement that was decided on."""
-        if tensor.is_nested:  # has no shape
+        and, where one fits, the arrangement that was decided on.
+
+        Args:
+            site: all but its call counts: a layer's tensors of one shape are read alike.
+            tensor: only its shape counts. Of a nested one, which has none, the hints are
+                those of the layer.
+        """
+        if tensor.is_nested:
             return self.of_layer(site.layer)
         shape = tensor.shape
         name = (site.layer.name, site.kind, site.key, shape)
