@@ -41,8 +41,15 @@ COMMANDS = {
     "identify": "Say what a file of weights is run as.",
 }
 
-_FILES = {"run": "run", "report": "report", "sheet": "sheet", "diff": "diff"}
-_FILES |= {"merge": "report", "verify": "report", "field": "field"}
+_FILES = {
+    "run": "run",
+    "report": "report",
+    "merge": "report",
+    "verify": "report",
+    "sheet": "sheet",
+    "diff": "diff",
+    "field": "field",
+}
 """The module of this folder that defines a command; the others are in `inspect`."""
 
 INTERRUPTED = 130

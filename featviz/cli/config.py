@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from featviz.cli import COMMANDS
 from featviz.errors import FileError, UsageError
 from featviz.files import read_text
 from featviz.text import did_you_mean, quoted
@@ -32,20 +33,15 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     if path is None:
         return
     params = _params_by_key(ctx.command)
-    command = str(ctx.info_name)
-    commands: Collection[str] = [command]
-    if ctx.parent is not None and isinstance(ctx.parent.command, click.Group):
-        commands = ctx.parent.command.list_commands(ctx)
-
     values: dict[str, Any] = {}
     table: dict[str, Any] = {}
     for key, value in _content(path).items():
         if not isinstance(value, dict):
             values[key] = value
             continue
-        if key not in commands:
-            raise _unknown(path, key, "no command has", commands)
-        if key == command:
+        if key not in COMMANDS:
+            raise _unknown(path, key, "no command has", COMMANDS)
+        if key == ctx.info_name:
             table = value
     # click takes them for defaults: what is given on the command line wins
     defaults = {}

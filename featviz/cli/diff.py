@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 from msgspec import structs
 
 from featviz.cli import output
-from featviz.cli.options import ANY_IMAGES, BASE, NEW, Values, command, existing_run
+from featviz.cli.options import (
+    ANY_IMAGES,
+    BASE,
+    NEW,
+    Values,
+    command,
+    existing_run,
+    images_of,
+)
 from featviz.errors import UsageError
 from featviz.options import ModelOptions, RunOptions, read_from
 from featviz.options.commands import DiffFiles, DiffModels, DiffThresholds
@@ -74,9 +81,7 @@ def diff(values: Values) -> int:
     files = read_from(DiffFiles, dict(values))
     for text in thresholds.fail_on:
         parse_gate(text)
-    context = click.get_current_context()
-    # TOML may have the images
-    images = values["images"] or (context.default_map or {}).get("images", ())
+    images = images_of(values)
     if images or values["input"]:
         return _diff_models(values, images, thresholds, files)
     for spec in (values["base"], values["new"]):

@@ -332,8 +332,7 @@ def _call(
     check_current_folder()
     ctx = click.get_current_context()
     model = values["model"]
-    # TOML may have the images
-    images = values.get("images") or (ctx.default_map or {}).get("images", ())
+    images = images_of(values)
     if model and "images" in values:
         mistakes.refuse_swapped(ctx, model, images)
     if not model:
@@ -347,6 +346,13 @@ def _call(
     check_arguments(images)
     require_torch(alone=True)
     return function(values)
+
+
+def images_of(values: Values) -> Sequence[str]:
+    """The images on the command line, or else those in the file of --config."""
+    defaults = click.get_current_context().default_map or {}
+    images: Sequence[str] = values.get("images") or defaults.get("images", ())
+    return images
 
 
 def _check_out(values: Values, result: str) -> None:

@@ -15,7 +15,6 @@ Two more measures, of a whole tensor, tell how good a quantized model is:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +27,7 @@ _BLOCK = 2**17
 _DOT, _BASE, _NEW, _NOISE = range(4)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """How far apart two tensors are, in each channel; all arrays are [channels]."""
 
     absolute: np.ndarray
@@ -146,13 +144,8 @@ def compare(
         old = base[rows].astype(np.float64)
         now = new[rows].astype(np.float64)
         blocks.append(_compare_block(old, now, scale, slack[rows]))
-    return Change(
-        absolute=np.concatenate([block.absolute for block in blocks]),
-        relative=np.concatenate([block.relative for block in blocks]),
-        cosine=np.concatenate([block.cosine for block in blocks]),
-        unlike=np.concatenate([block.unlike for block in blocks]),
-        products=np.concatenate([block.products for block in blocks]),
-    )
+    # field by field
+    return Change(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def _compare_block(

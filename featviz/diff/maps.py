@@ -25,7 +25,7 @@ from featviz.diff.comparison import (
     DifferenceMap,
     ValueSpan,
 )
-from featviz.diff.tensors import TensorPair, map_shape
+from featviz.diff.tensors import TensorPair, ValuePair, map_shape
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
 from featviz.drawing.sheet import pixel_font
@@ -123,48 +123,62 @@ def _changed_values(
     tensor: ComparedTensor, base: ReadRun, new: ReadRun
 ) -> _ChangedValues | None:
     """The values of a tensor's most changed channels in the image in which it differs
-    most. None where no file shows them: the runs kept no tensors, and their pictures are
-    lossy, reduced, drawn on two scales, or lack these channels.
-    """
+    most; None where no file shows them."""
     pairs = TensorPair.read(base.images[tensor.image], new.images[tensor.image])
     pair = next(pair for pair in pairs if pair.key == tensor.key)
-    row = pair.rows[0]
-    layout = LAYOUTS.get(row.layout)
-    slices, height, width = map_shape(row)
-    # A kept tensor has all slices of its channels, a picture those that were drawn. Pieces
-    # of a tensor (a token beside a grid) have no file of their own.
-    source = "kept tensors"
-    values = None
-    if layout is not None and not layout.of_pieces:
-        values = pair.tensors()
-    if values is None:
-        source = "pixels"
-        values = pair.pixels()
-        slices = row.slice_count
-    if values is None:
+    shown = _shown_values(pair)
+    if shown is None:
         return None
     # a picture may lack some of the changed channels, as under --channels
-    index_of = {channel: index for index, channel in enumerate(values.channels)}
+    index_of = {channel: index for index, channel in enumerate(shown.values.channels)}
     channels = [channel for channel in tensor.changed if channel in index_of]
     channels = channels[:_MAX_CHANNELS]
     if not channels:
         return None
     index = [index_of[channel] for channel in channels]
-    old = values.base[index]
-    now = values.new[index]
+    old = shown.values.base[index]
+    now = shown.values.new[index]
     # of a single number, eight bits of a pixel know less than the statistics
-    if source == "pixels" and old.size == len(channels):
+    if shown.source == "pixels" and old.size == len(channels):
         old, now = (stats[channels, MEAN].reshape(old.shape) for stats in pair.stats)
-    differences = signed(old, now, scale_of(*pair.stats), values.slack[index])
-    shape = (len(channels), slices, height, width)
-    shown = slice(_DRAW_OPTIONS.max_slices)
+    differences = signed(old, now, scale_of(*pair.stats), shown.values.slack[index])
+    map_size = map_shape(pair.rows[0])[1:]
+    shape = (len(channels), shown.slices, *map_size)
+    drawn_slices = slice(_DRAW_OPTIONS.max_slices)
     return _ChangedValues(
         channels=channels,
-        base=old.reshape(shape)[:, shown],
-        new=now.reshape(shape)[:, shown],
-        signed=differences.reshape(shape)[:, shown],
-        source=source,
+        base=old.reshape(shape)[:, drawn_slices],
+        new=now.reshape(shape)[:, drawn_slices],
+        signed=differences.reshape(shape)[:, drawn_slices],
+        source=shown.source,
     )
+
+
+class _ShownValues(NamedTuple):
+    """The values of a tensor in both runs, as their files show them."""
+
+    source: str
+    """`DifferenceMap.source`."""
+    slices: int
+    """How many slices of each channel they are."""
+    values: ValuePair
+
+
+def _shown_values(pair: TensorPair) -> _ShownValues | None:
+    """The values of a tensor from kept tensors, or else from pictures. None where neither
+    shows them: the runs kept no tensors, and their pictures are lossy, reduced or drawn on
+    two scales."""
+    row = pair.rows[0]
+    layout = LAYOUTS.get(row.layout)
+    # in a kept tensor of windows the values are in another order than in the maps
+    if layout is not None and not layout.of_pieces:
+        kept = pair.tensors()
+        if kept is not None:
+            return _ShownValues("kept tensors", map_shape(row).slices, kept)
+    pixels = pair.pixels()
+    if pixels is None:
+        return None
+    return _ShownValues("pixels", row.slice_count, pixels)
 
 
 def _difference_map(

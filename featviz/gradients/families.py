@@ -244,22 +244,22 @@ def weak_boxes_too(module: nn.Module) -> Iterator[float | None]:
     Yields:
         The threshold that was taken away; None for other models.
     """
-    heads: list[Any] = []
+    thresholds: dict[Any, float] = {}
     for submodule in module.modules():
         if not type(submodule).__module__.startswith(_DETECTORS):
             continue
         # a region proposal network has a threshold for boxes that are not the output
         if type(submodule).__name__.startswith("RegionProposal"):
             continue
-        if isinstance(getattr(submodule, "score_thresh", None), float):
-            heads.append(submodule)
-    thresholds = [head.score_thresh for head in heads]
+        threshold = getattr(submodule, "score_thresh", None)
+        if isinstance(threshold, float):
+            thresholds[submodule] = threshold
     try:
-        for head in heads:
+        for head in thresholds:
             head.score_thresh = 0.0
-        yield thresholds[0] if thresholds else None
+        yield next(iter(thresholds.values()), None)
     finally:
-        for head, threshold in zip(heads, thresholds, strict=True):
+        for head, threshold in thresholds.items():
             head.score_thresh = threshold
 
 

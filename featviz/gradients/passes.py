@@ -270,9 +270,8 @@ class Watched:
                 target_title=target_value.title,
                 focus=target_value.focus,
             )
-        if plan.changes or relu_calls is not None:
-            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relu_calls)))
-        return outcome, self.recorder
+        idle = tuple(_idle(plan, self._ran, relu_calls))
+        return replace(outcome, idle=idle), self.recorder
 
     @contextmanager
     def _under_way(self, book: HintBook, sink: Sink) -> Iterator[Counter[str] | None]:
@@ -645,16 +644,15 @@ def largest_change(
     shapes = [values.shape for values in old_values]
     if not shapes or shapes != [values.shape for values in new_values]:
         return None, 0
+    old = torch.cat([values.flatten() for values in old_values])
+    new = torch.cat([values.flatten() for values in new_values])
+    finite = old.isfinite() & new.isfinite()
     largest = 0.0
-    nonfinite = 0
-    for old, new in zip(old_values, new_values, strict=True):
-        # inf in both is no change, and inf - inf is NaN
-        finite = old.isfinite() & new.isfinite()
-        same = (old == new) | (old.isnan() & new.isnan())
-        if finite.any():
-            largest = max(largest, float((old - new).abs()[finite].max()))
-        nonfinite += int((~finite & ~same).sum())
-    return largest, nonfinite
+    if finite.any():
+        largest = float((old - new)[finite].abs().max())
+    # inf in both is no change, and inf - inf is NaN
+    same = (old == new) | (old.isnan() & new.isnan())
+    return largest, int((~finite & ~same).sum())
 
 
 def _exact(tensor: Tensor) -> Tensor:
