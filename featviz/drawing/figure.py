@@ -297,10 +297,15 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     y = _MARGIN + _TITLE / 2
     width = layout.width - 2 * _MARGIN
     canvas.write(table.title, x, y, _TITLE_LETTERS, "middle", width)
-    for column, head in enumerate(table.heads):
-        cell = layout.cell(0, column)
+    cells = [layout.cell(0, column) for column in range(len(table.heads))]
+    letters = _LETTERS
+    for head, cell in zip(table.heads, cells, strict=True):
+        # all heads have letters of one size
+        if canvas.width(head, _LETTERS) > cell.width:
+            letters = _SMALL
+    for head, cell in zip(table.heads, cells, strict=True):
         x = cell.left + cell.width / 2
-        canvas.write(head, x, cell.top - _HEAD / 2, _LETTERS, "middle", cell.width)
+        canvas.write(head, x, cell.top - _HEAD / 2, letters, "middle", cell.width)
     for number, row in enumerate(table.rows):
         _draw_row(canvas, row, layout, number)
     _draw_blocks(canvas, table.rows, layout)

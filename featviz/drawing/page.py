@@ -40,7 +40,7 @@ _TICKS = 0.5
 """Inches of the numbers beside a colour bar."""
 _TICK = 0.03
 """Inches of a tick's length."""
-_LINE = 0.1
+_LINE = 0.12
 """Inches of a tick's number in height."""
 _ABOVE = 0.08
 """Inches between a tile and its title."""
@@ -198,7 +198,7 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
         # beside the numbers of the ticks
         x = bar.left + _BAR + _TICKS
         canvas.write(
-            tile.note, x, top + height / 2, Letters(7), max_width=height, upright=True
+            tile.note, x, top + height / 2, Letters(8), max_width=height, upright=True
         )
 
 
@@ -223,9 +223,9 @@ def draw_color_bar(
     for value, number in zip(scale.values[::step], scale.numbers[::step], strict=True):
         y = bar.top + bar.height * (high - value) / (high - low)
         canvas.fill(Cell(right, y - 0.5 / DPI, _TICK, 1 / DPI), sheet.BLACK)
-        canvas.write(number, right + _TICK + 0.02, y, Letters(6))
+        canvas.write(number, right + _TICK + 0.02, y, Letters(7))
     if scale.factor:
-        canvas.write(scale.factor, bar.left, bar.top - 0.07, Letters(6))
+        canvas.write(scale.factor, bar.left, bar.top - 0.07, Letters(7))
 
 
 class Ticks(NamedTuple):
