@@ -25,7 +25,7 @@ from featviz.text import printable
 from featviz.version import __version__
 
 COMMANDS = {
-    "look": "Draw one quick picture: input, prediction, telling maps.",
+    "look": "Draw one quick picture: input, prediction, maps.",
     "run": "Draw feature maps into a run directory.",
     "report": "Build an HTML report of a run.",
     "layers": "List the modules of a model: shapes, parameters, MACs.",

@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 def diff(values: Values) -> int:
     """Compare two runs, or two models on the same images, layer by layer.
 
-    BASE and NEW are run directories. With IMAGE... they are models, as of
-    `featviz run`, which are run first; --arch, --layers, --size and so on hold
-    for both. One may be an .onnx file that was exported from the other.
+    BASE and NEW are run directories. With IMAGE... they are models, and diff runs both
+    on these images first; --arch, --layers, --size and so on hold for both. One may
+    be an .onnx file that was exported from the other.
 
     \b
     Examples:

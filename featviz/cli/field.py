@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def field(values: Values) -> int:
     """Measure how far layers look: their effective receptive fields.
 
-    The receptive field of a unit is the part of the image that moves its value:
-    measured as the size of the gradient of a layer's middle unit at each pixel,
+    The receptive field of a unit is the part of the image that changes its value. It is
+    measured as the size of the gradient of a layer's middle unit at each pixel, as
     the mean over images. The picture shows it on a logarithmic scale, with the
-    theoretical receptive field as a frame, and the squares that hold 20, 30, 50
-    and 99 % of it.
+    theoretical receptive field as a frame, and the squares that hold 20, 30, 50 and
+    99 % of it.
 
     {MODEL}
 

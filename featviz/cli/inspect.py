@@ -76,10 +76,11 @@ def layers(values: Values) -> int:
 def kernels(values: Values) -> int:
     """Draw the kernels of a model's convolutions, one picture for each.
 
-    kernels.png shows the first of each, with their numbers and values. Tile i is
-    output channel i. Kernels of three inputs are in colour, others are the mean
-    over their inputs; zero is mid-grey. 1-D kernels are strips; the time steps
-    of 3-D kernels stand side by side.
+    kernels.png shows the first kernels of each convolution, with their numbers and
+    values. In the picture of a convolution, tile i is output channel i. Kernels of
+    three inputs are in colour. Of others, a tile is the mean over the inputs. Zero
+    is mid-grey. 1-D kernels are strips; the time steps of 3-D kernels stand side by
+    side.
 
     {MODEL}
 
@@ -116,8 +117,8 @@ def kernels(values: Values) -> int:
 def identify(values: Values) -> int:
     """Say what a file of weights is run as, and with which --arch.
 
-    Names and shapes of the tensors tell the torchvision architecture, or the
-    nearest ones; a whole model needs none.
+    featviz recognises torchvision's architectures by the names and shapes of their
+    tensors. If none fits, it names the nearest ones. A whole model needs no --arch.
 
     \b
     Examples:
@@ -155,8 +156,8 @@ def identify(values: Values) -> int:
 def look(values: Values) -> int:
     """Draw one quick picture of what a model makes of an image.
 
-    It has the input, the prediction, and a row for each layer with the maps
-    that tell most, with their channels and values.
+    The picture has the input, the prediction, and a row for each layer: the maps that
+    vary most, with their channels and values.
 
     {MODEL}
 

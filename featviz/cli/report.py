@@ -45,12 +45,12 @@ def report(values: Values) -> int:
     """Build an HTML report of a run, an audit or kernels: pictures, numbers and
     findings.
 
-    RUN is a folder that `featviz run`, `featviz audit` or `featviz kernels`
-    wrote, or a series of featviz.Watcher. A run gets a page for itself, for
-    each image and for each layer, whose channels have addresses of their own
-    (layer-003.html#c17). The pages show the pictures where they are, so keep
-    the report with its run, or move one file: --single-file writes one of
-    about 25 MB, --zip all pages and pictures. An earlier report is replaced.
+    RUN is a folder that `featviz run`, `featviz audit` or `featviz kernels` wrote, or a
+    series of featviz.Watcher. A run has a page for itself, for each image and for
+    each layer. Each channel has an address (layer-003.html#c17). The pages link the
+    pictures of the run, so keep the report with its run, or send one file:
+    --single-file writes one of about 25 MB at most, --zip all pages and pictures.
+    An earlier report is replaced.
 
     \b
     Examples:
@@ -92,8 +92,8 @@ def report(values: Values) -> int:
 def merge(values: Values) -> int:
     """Join parts of a run into one run directory.
 
-    The parts must have the same model, layers and options, and stay as they are. The
-    joined run is a copy.
+    The parts must have the same model, layers and options. The joined run is a copy:
+    the parts stay as they are.
 
     \b
     Examples:
@@ -122,18 +122,18 @@ def merge(values: Values) -> int:
 def verify(values: Values) -> int:
     """Check that every file of a run is as it was written.
 
-    Each file is held against the size and the SHA-256 in its image's manifest, and the
-    settings in run.json against those in the manifests. Nothing is changed: remove the
-    folder of an image that does not fit, and `featviz run ... --resume` draws it again.
-    Files that nothing lists are named, and are not faults. A series of featviz.Watcher
-    stands for the run of each of its steps.
+    verify compares each file with the size and the SHA-256 in its image's manifest, and
+    the settings in run.json with those in the manifests. It changes nothing. Remove
+    the folder of a damaged image, and `featviz run ... --resume` draws it again.
+    Files that nothing lists are named, but are no faults. Of a series of
+    featviz.Watcher, the run of each step is checked.
 
     \b
     Examples:
       featviz verify featviz-out
       featviz verify shards/* --json | jq '.runs[].faults'
 
-    Exit codes: 0 all is whole, 1 no run, 2 usage, 4 something does not fit.
+    Exit codes: 0 all is whole, 1 no run, 2 usage, 4 something is not as it was.
     """
     from featviz.rundir.verify import verify
 

@@ -24,14 +24,15 @@ def sheet(values: Values) -> int:
     """Draw a figure of runs, or an animation: a column for each image, a row for each
     channel, layer and run.
 
-    The tiles are those of the runs, and keep their scale and colours. Of one image the
-    channels stand side by side, at most eight in a row; more than twelve images go on
-    below. With several RUNs each has its rows, beside the name of its folder. Runs with
-    --reduce or --overlay, and those of class activation maps, have one tile for each
-    layer and image.
+    The tiles are those of the runs, and keep their scale and colours. If there is one
+    image, its channels stand side by side, at most eight in a row. More than twelve
+    images go on below. Each of several RUNs has its own rows, beside the name of
+    its folder. Runs with --reduce or --overlay have one tile for each layer and
+    image.
 
-    In a .gif, .webp or .mp4, images follow one another; or the frames of a clip; or the
-    steps of a training, where RUN is the folder of a featviz.Watcher.
+    An animation (.gif, .webp, .mp4) shows one image after the other, or the frames of a
+    clip. If RUN is the folder of a featviz.Watcher, it shows the steps of the
+    training.
 
     \b
     Examples:

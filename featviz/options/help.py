@@ -61,7 +61,7 @@ HELP: dict[str, dict[str, str]] = {
         "weights": "Load these weights: default, none (random) or a file.\f {WEIGHTS}.",
         "seed": "Seed the random numbers of random weights and of noise.",
         "model_args": (
-            "Pass this argument to MODEL's factory; repeatable.\f A torchvision or timm"
+            "Pass this to MODEL's class or function; repeatable.\f A torchvision or timm"
             " name takes arguments, too. @hparams passes the hyper_parameters of a"
             " Lightning checkpoint."
         ),
@@ -248,7 +248,7 @@ HELP: dict[str, dict[str, str]] = {
     },
     "ListOptions": {
         "layers": "Mark the layers that these selectors match, as in `featviz run`.",
-        "functions": "List functions, too.",
+        "functions": "List the functions that modules call, too.",
         "tree": "Indent modules below their parents.",
     },
     "KernelOptions": {
@@ -333,8 +333,8 @@ HELP: dict[str, dict[str, str]] = {
     "DiffModels": {"layers": _LAYERS},
     "DiffFiles": {
         "out": (
-            "Write difference maps and diff.json into this folder, of two models the"
-            " runs, too."
+            "Write difference maps, diff.json and the runs of two models into this"
+            " folder."
         ),
         "html": "Write an HTML page into this file.",
         "junit": _JUNIT,
