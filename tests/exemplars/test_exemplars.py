@@ -155,6 +155,30 @@ def test_a_search_over_all_tensors_finds_the_same(
             assert recorded(channel) == best(maps, channel["channel"], by)
 
 
+def test_images_of_many_sizes_give_what_each_gives_alone(net: nn.Module) -> None:
+    """More sizes than are remembered, each met twice; boxes lie in the file's pixels."""
+    sizes = [(14 + number, 30 - number) for number in range(11)] * 2
+    for number, size in enumerate(sizes):
+        pixels = np.random.default_rng(number).integers(0, 2, (*size, 3)) * 255
+        draw(Path(f"sizes/{number:02d}.png"), pixels)
+    outputs = [outputs_of(net, image) for image in pictures(Path("sizes"))]
+
+    choice = {"inputs": InputOptions(preset="none"), "layers": "conv1", "top": 5}
+    (row,) = search(net, Path("sizes"), **choice)["layers"]
+
+    maps = [by_call["conv1", 0] for by_call in outputs]
+    boxes_checked = 0
+    for channel in row["channels"]:
+        assert recorded(channel) == best(maps, channel["channel"], "max")
+        for best_image in channel["exemplars"]:
+            y, x = best_image["place"]
+            height, width = sizes[best_image["number"]]
+            if 1 <= x < width - 1 and 1 <= y < height - 1:
+                assert best_image["box"] == [x - 1, y - 1, x + 2, y + 2]
+                boxes_checked += 1
+    assert boxes_checked > 3
+
+
 @pytest.fixture(scope="module")
 def searched(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The layers of a search over the noise."""
