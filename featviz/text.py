@@ -135,13 +135,13 @@ def gaps(
     return [f"{title}: {line}" for title, line in lines.items() if line]
 
 
-def cut(text: str, limit: int, mark: str = "…") -> str:
-    """A text of more than `limit` characters as its beginning and its end, with a mark
-    between them: `laye…onv1`."""
+def cut(text: str, limit: int) -> str:
+    """A text of more than `limit` characters as its beginning and its end, `limit` of
+    them in all, around a `…`: `laye…onv1`."""
     if len(text) <= limit:
         return text
     head = limit // 2
-    return f"{text[:head]}{mark}{text[len(text) - (limit - head) :]}"
+    return f"{text[:head]}…{text[len(text) - (limit - head) :]}"
 
 
 def by(sizes: Iterable[object]) -> str:

@@ -4,7 +4,7 @@ was."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -76,14 +76,12 @@ def _kept_values(model: nn.Module) -> Iterator[None]:
     with_own_train = [
         module for module in modes if type(module).train is not nn.Module.train
     ]
-    buffers: list[Tensor] = []
-    for module in modes:
-        buffers += module.buffers(recurse=False)
-    weights: list[Tensor] = []
-    for module in with_own_train:
-        weights += module.parameters(recurse=False)
-    buffer_values = _copies(buffers)
-    weight_values = _copies(weights)
+    buffer_values = _copies(model.buffers())
+    weight_values = _copies(
+        weight
+        for module in with_own_train
+        for weight in module.parameters(recurse=False)
+    )
     try:
         yield
     finally:
@@ -98,7 +96,7 @@ def _kept_values(model: nn.Module) -> Iterator[None]:
             _put_back(weight_values)
 
 
-def _copies(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Tensors with copies of them. Left out are those of a lazy module, which have no
     shape yet, and those on the meta device, which have no values."""
     return [

@@ -353,17 +353,17 @@ def told_apart(
         The names of the same files, in the same order.
     """
     unique = dict(names)
-    paths: dict[Key, Sequence[str]] = {}
-    alike: Counter[str] = Counter()
+    if len({name.casefold() for name in names.values()}) == len(names):
+        return unique
+    paths = {key: full_path(key) for key in names}
+    # how many whole paths are the same but for case
+    alike = Counter("/".join(path).casefold() for path in paths.values())
     added = 0  # folders
     while True:
         counts = Counter(name.casefold() for name in unique.values())
         clashing = [key for key, name in unique.items() if counts[name.casefold()] > 1]
         if not clashing:
             return unique
-        if not paths:
-            paths = {key: full_path(key) for key in names}
-            alike = Counter("/".join(path).casefold() for path in paths.values())
         added += 1
         for index, key in enumerate(clashing):
             path = paths[key]

@@ -294,6 +294,8 @@ class CallTree:
             call = waiting.pop(0)
             if self.is_opened(call, has_maps):
                 self.opened.add(call.layer.name)
+                if self.is_trunk(call):
+                    self.trunks.add(call.layer.name)
                 waiting = [*self.children[call.layer.name], *waiting]
             elif call.size is not None:
                 has_maps = True
@@ -312,7 +314,6 @@ class CallTree:
         if not inside or call.takes_several:
             return False
         if self.is_trunk(call):
-            self.trunks.add(name)
             return True
         if call.size is None:  # a head has no maps either, but comes behind the stages
             return not has_maps or any(child.size != before for child in inside)

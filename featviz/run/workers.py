@@ -194,16 +194,11 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def reset_peak_memory() -> int:
-    """Begin to measure the memory that this process takes, and return the bytes that it
-    has now."""
+    """Let the peak `VmHWM` of this process's memory begin anew, and return the bytes
+    that it has now."""
     with suppress(OSError):  # the peak that loading the model may have raised
         Path("/proc/self/clear_refs").write_text("5", "ascii")
     return _status_bytes("VmRSS")
-
-
-def peak_memory() -> int:
-    """The most bytes that this process has had since `reset_peak_memory`."""
-    return _status_bytes("VmHWM")
 
 
 def _status_bytes(name: str) -> int:
@@ -255,7 +250,7 @@ def side_by_side(
         # found out.
         memory_before = reset_peak_memory()
         yield from first
-        bytes_each = peak_memory() - memory_before
+        bytes_each = _status_bytes("VmHWM") - memory_before
         count = count_fitting(min(count, images - 1), bytes_each)
         rest = range(1, images)
         with closing(in_processes(rest, work, count, stop, lost)) as results:
