@@ -246,7 +246,17 @@ def check_source(options: ModelOptions) -> ModelSource:
             not there.
     """
     source = source_of(options.spec)
-    # each contradiction is named, since loading would just ignore one of the two
+    _check_options(options, source)
+    _check_name(options.spec, source)
+    if options.arch:
+        _check_name(options.arch, source_of(options.arch, "--arch"))
+    return source
+
+
+def _check_options(options: ModelOptions, source: ModelSource) -> None:
+    """Refuse, with UsageError, options that do not go with the model's source: loading
+    would ignore them without a word. `--weights` must also name a file that is there,
+    unless it is the name of weights that a library has."""
     if options.arch and source.name != "file":
         raise UsageError(
             f"--arch is for files of weights, and {options.spec!r} is none",
@@ -270,10 +280,6 @@ def check_source(options: ModelOptions) -> ModelSource:
             " none",
             "--arch net.py:CLASS names it",
         )
-    _check_name(options.spec, source)
-    if options.arch:
-        _check_name(options.arch, source_of(options.arch, "--arch"))
-    return source
 
 
 def _check_name(spec: str, source: ModelSource) -> None:

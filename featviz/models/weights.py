@@ -244,6 +244,33 @@ def read_saved_tensor(data: bytes) -> np.ndarray:
         FileError: Where there is no such tensor, it is complex, or the file is broken or
             a checkpoint.
     """
+    content = _saved_data(data)
+    if isinstance(content, dict):
+        tensors = {
+            str(k): value for k, value in content.items() if isinstance(value, Tensor)
+        }
+        content = npy.only(tensors, "tensors", "torch.save(tensors[NAME], 'image.pt')")
+    if not isinstance(content, Tensor):
+        raise FileError(f"holds a {type(content).__name__}, and no tensor", _SAVE_IMAGE)
+    # sparse and quantised ones were refused by `rebuild`
+    if content.is_complex():
+        raise FileError("holds a complex tensor", _SAVE_IMAGE)
+    tensor = content.detach()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return tensor.numpy()
+
+
+def _saved_data(data: bytes) -> Any:
+    """What a file that torch.save wrote holds, if it is no checkpoint.
+
+    Args:
+        data: The file's content.
+
+    Raises:
+        FileError: Where the file is broken, needs a class that is on no list, or is a
+            checkpoint.
+    """
     try:
         content = rebuild(inert.read(io.BytesIO(data)))
         if isinstance(content, UnbuiltModule):
@@ -259,20 +286,7 @@ def read_saved_tensor(data: bytes) -> np.ndarray:
             "is a checkpoint, the weights of a model, and no image",
             "one model stands before the images; `featviz diff` compares two",
         )
-    if isinstance(content, dict):
-        tensors = {
-            str(k): value for k, value in content.items() if isinstance(value, Tensor)
-        }
-        content = npy.only(tensors, "tensors", "torch.save(tensors[NAME], 'image.pt')")
-    if not isinstance(content, Tensor):
-        raise FileError(f"holds a {type(content).__name__}, and no tensor", _SAVE_IMAGE)
-    # sparse and quantised ones were refused by `rebuild`
-    if content.is_complex():
-        raise FileError("holds a complex tensor", _SAVE_IMAGE)
-    tensor = content.detach()
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return tensor.numpy()
+    return content
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
