@@ -124,19 +124,18 @@ def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
         row: the capture of the layer.
         options: of the run that drew it.
     """
-    colors, is_grey = _colors(row, options)
-    components = _component_key(row)
-    if components is not None:
-        return components
+    key = color_key(row, options)
+    if _component_key(row) is not None:
+        return key
     if row.range is None:
-        return ColorKey("min", "max", "scaled per map", colors, is_grey)
+        return key._replace(text="scaled per map")
     if _is_fixed(row):
-        return color_key(row, options)
+        return key
     # the ends differ from layer to layer, but zero may be in the middle of all
     bottom, top = row.range
     if bottom is not None and bottom == -(top or 0):
-        return ColorKey("−", "+", "0 in the middle, scaled per layer", colors, is_grey)
-    return ColorKey("min", "max", "scaled per layer", colors, is_grey)
+        return key._replace(low="−", high="+", text="0 in the middle, scaled per layer")
+    return key._replace(low="min", high="max", text="scaled per layer")
 
 
 def _component_key(row: Capture) -> ColorKey | None:

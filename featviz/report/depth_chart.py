@@ -10,7 +10,7 @@ dB 40 |--.                       | 1.00 cosine
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -148,12 +148,7 @@ def _curve(
             values[position] = value
     if len(values) < 2:
         return None
-    # both ends of the axis are round numbers, one step apart at least
-    step = measure.axis_step
-    low = math.floor(min(values.values()) / step) * step
-    low = min(low, measure.top - step)
-    high = math.ceil(max(values.values()) / step) * step
-    high = min(max(high, low + step), measure.top)
+    low, high = _axis(measure, values.values())
     points = []
     for position, value in values.items():
         across = position / (len(layers) - 1)
@@ -173,6 +168,15 @@ def _curve(
         points=points,
         summary=_summary(measure, layers, values),
     )
+
+
+def _axis(measure: _DepthMeasure, values: Collection[float]) -> tuple[float, float]:
+    """The lower and the upper end of the axis: multiples of its step, with all values
+    between them, and one step apart at least."""
+    step = measure.axis_step
+    low = min(math.floor(min(values) / step) * step, measure.top - step)
+    high = max(math.ceil(max(values) / step) * step, low + step)
+    return low, min(high, measure.top)
 
 
 def _summary(

@@ -43,10 +43,7 @@ def tiles_of(row: Capture, is_grey: bool) -> str:
     Args:
         is_grey: whether a page may show it in other colours.
     """
-    grid = _row_grid(row, np.empty((row.maps, 0), np.float32))
-    if is_grey:
-        grid["grey"] = True
-    return script_json(grid)
+    return script_json(_row_grid(row, np.empty((row.maps, 0), np.float32), is_grey))
 
 
 def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
@@ -61,12 +58,11 @@ def figure_grid(figure: Figure, stats: Floats, is_grey: bool) -> str:
     layout = LAYOUTS.get(row.layout)
     is_reduced = row.reduce is not None
     is_aligned = layout is not None and layout.aligned
-    grid = _row_grid(row, stats)
+    grid = _row_grid(row, stats, is_grey)
     if row.collapsed is not None:
         grid["collapsed"] = row.collapsed
     flags = {
         "over": row.overlay is not None,  # its maps lie over the input already
-        "grey": is_grey,
         "scene": is_aligned and not is_numbers(row) and not is_reduced,
     }
     # a script takes a flag that is missing for false
@@ -87,21 +83,19 @@ def changed_grid(
     """
     if stats is None:
         stats = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
-    grid = _grid(maps.plan, maps.slices, stats)
+    grid = _grid(maps.plan, maps.slices, stats, is_grey)
     grid["channels"] = maps.channels
     grid["change"] = base64_of(change.astype("<f4"))
-    if is_grey:
-        grid["grey"] = True
     return script_json(grid)
 
 
-def _row_grid(row: Capture, stats: Floats) -> dict[str, Any]:
+def _row_grid(row: Capture, stats: Floats, is_grey: bool) -> dict[str, Any]:
     """The entries of a row's grid that it has on every page.
 
     Args:
         stats: [channels, 6] of all channels, drawn or not; [channels, 0] for none.
     """
-    grid = _grid(row.plan, row.slice_count, stats)
+    grid = _grid(row.plan, row.slice_count, stats, is_grey)
     # The scripts take a missing list for all channels in order, and an empty one for a
     # tile that is not a channel.
     if row.reduce is not None:
@@ -111,19 +105,20 @@ def _row_grid(row: Capture, stats: Floats) -> dict[str, Any]:
     return grid
 
 
-def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
+def _grid(plan: GridPlan, slices: int, stats: Floats, is_grey: bool) -> dict[str, Any]:
     """The entries that all grids have; sizes are in pixels of the picture.
 
     Args:
         slices: how many tiles a channel has, side by side.
         stats: as in `_row_grid`.
+        is_grey: whether a page may show the picture in other colours.
     """
     columns = []
     for column in np.ascontiguousarray(stats.astype("<f4").T):
         # A column of one value is written once. Bits are compared: NaN equals itself then.
         bits = column.view("<u4")
         columns.append(base64_of(column[:1] if (bits == bits[:1]).all() else column))
-    return {
+    grid = {
         "nrow": plan.columns,
         "padding": plan.padding,
         "tile": plan.tile,
@@ -132,6 +127,9 @@ def _grid(plan: GridPlan, slices: int, stats: Floats) -> dict[str, Any]:
         "maps": len(stats),
         "stats": columns,
     }
+    if is_grey:
+        grid["grey"] = True
+    return grid
 
 
 def base64_of(values: np.ndarray) -> str:

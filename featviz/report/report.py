@@ -233,6 +233,7 @@ def _check_alone(root: Path, options: ReportOptions, content: str) -> None:
 
 
 def _audit_report(root: Path) -> _Report | None:
+    """The report of an audit; None where it has gone meanwhile."""
     audit_and_pictures = read_audit(root, None)
     if audit_and_pictures is None:
         return None
@@ -242,6 +243,7 @@ def _audit_report(root: Path) -> _Report | None:
 
 
 def _kernels_report(root: Path) -> _Report:
+    """The report of a folder of kernels."""
     record, pictures = read_kernels(root)
     rows = list(pictures.captures.values())
     extras = [extra for _, extra in kernel_extras(record, pictures)]
@@ -252,6 +254,7 @@ def _kernels_report(root: Path) -> _Report:
 
 
 def _series_report(root: Path) -> _Report:
+    """The report of a series; what cannot be shown of it is left out."""
     page = read_series(root)
     record = page.steps[-1].run.record.get("model") or {}
     model = str(record.get("type") or model_name(record))

@@ -14,6 +14,7 @@ from featviz.audit.gates import FINDINGS
 from featviz.errors import StoreError
 from featviz.report.audits import AuditView
 from featviz.report.color_keys import ColorKey, LegendEntry, color_key, legend
+from featviz.report.depth_chart import PlotBox
 from featviz.report.descriptions import tile_count
 from featviz.report.figures import input_view
 from featviz.report.grids import tiles_of
@@ -23,19 +24,7 @@ from featviz.rundir.schema import Capture
 from featviz.rundir.studies import read_audit, read_steps
 from featviz.text import quoted
 
-
-class ChartBox(NamedTuple):
-    """Where the curves of a chart lie, in pixels."""
-
-    left: float
-    width: float
-    top: float
-    height: float
-    scale_width: float
-    """Room for numbers on the right of the curves."""
-
-
-_BOX = ChartBox(left=6.0, width=308.0, top=6.0, height=52.0, scale_width=40.0)
+_BOX = PlotBox(left=6.0, top=6.0, width=308.0, height=52.0)
 
 
 class SeriesStep(NamedTuple):
@@ -98,7 +87,9 @@ class SeriesPage:
     tensors: Sequence[WatchedTensor]
     left_out: Mapping[str, str]
     """Steps, and images of steps, that cannot be shown, and why."""
-    box: ChartBox = _BOX
+    box: PlotBox = _BOX
+    scale_width: float = 40.0
+    """Pixels for numbers on the right of the curves."""
 
     @property
     def legend(self) -> list[LegendEntry]:

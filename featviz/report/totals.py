@@ -76,6 +76,14 @@ class ChannelTotals:
         columns[ALL_ZERO] *= (zeros == 1) & (nonfinite == 0)
         self.images += 1
         self._zeroed |= zeroed
+        self._judge(row)
+
+    def _judge(self, row: Capture) -> None:
+        """Set `is_judged` and `is_activation`, after an image was added.
+
+        Args:
+            row: the tensor in that image.
+        """
         # one number in one image is constant, and says nothing
         has_maps = row.plan.map_size != (1, 1) and row.layout != "vector"
         self.is_judged = (self.images > 1 or has_maps) and row.kind not in BACKWARD

@@ -93,28 +93,19 @@ class WrittenKernels(WrittenSettings):
     kind: Literal["kernels"]
 
 
-class CompleteImages(msgspec.Struct):
-    """`images` of run.json, as far as it is always there."""
-
-    complete: list[Any]
-
-
 class WrittenRun(WrittenSettings):
     """What the run.json of a run always says."""
 
-    images: CompleteImages
+    images: dict[str, Any]
     failures: list[Any]
     kind: Literal["run"] = "run"
     """The run.json of a run has no `kind`; that of another result names its own."""
 
 
-_RECORDS: dict[str, list[type[msgspec.Struct]]] = {
-    AUDIT_FILE: [WrittenListing],
-    DIFF_FILE: [WrittenListing],
-    EXEMPLARS_FILE: [WrittenListing],
-    REPORT_RECORD: [WrittenListing],
-    MANIFEST_FILE: [WrittenManifest],
-    RUN_FILE: [WrittenRun, WrittenKernels],
+_RECORDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
+    **dict.fromkeys(_LISTINGS, (WrittenListing,)),
+    MANIFEST_FILE: (WrittenManifest,),
+    RUN_FILE: (WrittenRun, WrittenKernels),
 }
 """What a record says, by its file's name: one of these."""
 
