@@ -120,7 +120,8 @@ class _MapsSeen:
     """What the model answered, where it is of a family of its own."""
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks, for outputs and their gradients."""
+        """The sink of the hooks: note from an output that its layer gives maps, and from a
+        gradient that the target depends on them."""
         hints = self.book.of_tensor(site, tensor)
         size = layout.map_size(list(tensor.shape), hints)
         if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
@@ -133,14 +134,13 @@ class _MapsSeen:
             self.reached.add(site.layer)
 
     def last(self) -> Layer:
-        """The last layer whose output has places of the image on which the target
-        depends.
+        """The layer that explains the target best: one on which the target depends, outside
+        of attentions, that runs once; of several the last. What no layer fulfils is
+        waived, the last condition first.
 
         Behind the last attention of a vision transformer that reads its class token,
         the target depends on no other token, so its last layer is one before that
-        attention. Poolings and the like add nothing to the layer before them; a layer
-        inside an attention, or one that runs several times, is taken only where there
-        is no other.
+        attention.
 
         Raises:
             UsageError: no layer gives maps of the image.

@@ -177,14 +177,9 @@ def measure_fields(
     samples = find_images(images, run)
     if options.out is not None:
         check_files("field", [options.out], model, samples, options.overwrite)
-    # models beside each other share all options but their architecture
-    models = [model]
-    for spec in options.also:
-        base = model if isinstance(model, ModelOptions) else ModelOptions(spec)
-        models.append(structs.replace(base, spec=spec, arch=None))
     results = []
     weights_notes = {}
-    for source in models:
+    for source in _with_others(model, options.also):
         prepared = prepare(source, samples, run)
         name = model_name(source)
         weights_notes[name] = prepared.model.weights_note
@@ -207,6 +202,17 @@ def measure_fields(
         with write_file(options.out) as file:
             write_pixels(file, np.asarray(result.image), {"Software": "featviz field"})
     return result
+
+
+def _with_others(
+    model: ModelOptions | LoadedModel, also: Sequence[str]
+) -> list[ModelOptions | LoadedModel]:
+    """The model and those of --also, which share its options but for its architecture."""
+    models = [model]
+    for spec in also:
+        base = model if isinstance(model, ModelOptions) else ModelOptions(spec)
+        models.append(structs.replace(base, spec=spec, arch=None))
+    return models
 
 
 def picture_name(spec: str) -> str:

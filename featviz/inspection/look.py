@@ -762,7 +762,8 @@ def _finite_span(low: np.float32, high: np.float32) -> Span:
 
 
 def ranked(stats: Floats, deviations: Floats) -> list[int]:
-    """Order channels by how much their maps vary, or by the mean where all maps are constant.
+    """Order channels by how much their maps vary, or by the mean where all maps are
+    constant, the largest first.
 
     Constant maps are left out where others are. Those without a finite value come last,
     and equal ones in their order.

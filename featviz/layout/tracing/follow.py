@@ -172,7 +172,7 @@ class Follower:
                 self._tags[tensor] = replace(self._tag(tensor), made_by=made_by)
 
     def _note_output(self, layer: Layer, number: int, output: Any) -> None:
-        """Sum up what a layer returned.
+        """Keep where the tensors that a layer returned lie, and what they see.
 
         Args:
             number: of the layer's call.

@@ -218,8 +218,8 @@ def _by_shape(shape: Sequence[int], hints: Hints) -> Decision | None:
 
 
 def _of_three_axes(shape: Sequence[int], hints: Hints) -> Decision | None:
-    """Tokens [1, T, D] or [1, D, T], or attention weights [1, T, T] that were averaged
-    over heads."""
+    """What three axes are: tokens [1, T, D] or [1, D, T], or attention weights [1, T, T]
+    that were averaged over heads; None for tokens that make no grid."""
     if shape[1] in (1, len(hints.prefix_tokens)):
         return Decision(
             Arrangement("vector"), "it has one row, or one for each token of the model"
@@ -234,7 +234,7 @@ def _of_three_axes(shape: Sequence[int], hints: Hints) -> Decision | None:
 
 
 def _of_four_axes(shape: Sequence[int], hints: Hints) -> Decision:
-    """Maps [1, C, H, W] or [1, H, W, C], heads of tokens [1, heads, T, D] or
+    """What four axes are: maps [1, C, H, W] or [1, H, W, C], heads of tokens [1, heads, T, D] or
     [1, T, heads, D], attention weights [1, heads, T, T] or [1, T, T, heads], or a batch
     [N, C, H, W]."""
     # windows are told from a batch by the trace

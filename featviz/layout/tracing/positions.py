@@ -419,6 +419,9 @@ def _shrink_pieces(
     Args:
         table: [pieces, C, H, W], alike in all channels.
         shape: of the result, [pieces, C, rows, columns].
+
+    Returns:
+        The table of the result; none where the factors are not whole.
     """
     count, _, height, width = table.shape
     rows, columns = shape[2:]
