@@ -95,7 +95,7 @@ def capture(
             raise _no_layer(layers, every_layer, parsed)
     # filled by hooks while the caller's block runs
     captured: dict[str, list[Tensor]] = {}
-    # whether each function that was called is taken, in the order of the first calls
+    # functions that were called, in the order of their first calls; whether each is taken
     called: dict[Layer, bool] = {}
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:
@@ -107,6 +107,7 @@ def capture(
         captured.setdefault(name, []).append(tensor.clone())
 
     def is_taken(layer: Layer) -> bool:
+        """Whether a function is selected, which is decided at its first call."""
         if layer not in called:
             called[layer] = layer in select([*called, layer], parsed)
         return called[layer]

@@ -252,6 +252,7 @@ class Watcher:
             self._pending = False
 
     def __enter__(self) -> Watcher:
+        """Draw the model before its first step, if it has taken none."""
         if self._prepared and self.number == 0:
             try:
                 self._write()
@@ -266,6 +267,7 @@ class Watcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """End the series; after an error without the last step."""
         self.close(draw_last=error is None)
 
     def __repr__(self) -> str:

@@ -226,7 +226,7 @@ def _count(study: Study, plan: AuditPlan, options: AuditOptions) -> Census:
     module = study.model.module
     with (
         in_eval_mode(module),
-        plan.watching(module, census.take, counted_calls),
+        plan.watching(module, census.measure_output, counted_calls),
     ):
         study.show(census)
     return census

@@ -121,7 +121,8 @@ def measure(
 
 
 def _moments(rows: Tensor) -> Moments:
-    """The moments of one batch [B, C, P]; products are added up in float32."""
+    """The moments of one batch [B, C, P], in which values that are not finite count as 0.
+    Products are added up in float32."""
     # Deviations from the batch's own mean, since x² - mean² in float32 loses by how much
     # channels far from 0 vary.
     channels = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
@@ -259,7 +260,7 @@ class CensusOfBatch(NamedTuple):
 class Census:
     """The tallies of all counted calls: the collector of `Study.show`. That calls `begin`
     before a batch, `taken` after it, and `add` with what was taken; in between, hooks
-    hand outputs to `take`. Nothing of a batch that failed is added."""
+    hand outputs to `measure_output`. Nothing of a batch that failed is added."""
 
     _batch: CensusOfBatch
 
@@ -303,7 +304,8 @@ class Census:
         return self._batch
 
     def add(self, taken: CensusOfBatch) -> None:
-        """Add a batch to the tallies, when the model is through with it.
+        """Add a batch to the tallies, when the model is through with it. A call whose
+        number of channels is not that of the batches before becomes `refused`.
 
         Args:
             taken: what `taken` returned, maybe in a worker process.
@@ -328,7 +330,7 @@ class Census:
                     f"has {counted(len(tally.sums), 'channel')}, then {channels}"
                 )
 
-    def take(self, call: Call, output: Any) -> None:
+    def measure_output(self, call: Call, output: Any) -> None:
         """Measure the output of a call, as the sink of the hooks. What cannot be measured
         becomes `refused`.
 

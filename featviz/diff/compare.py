@@ -187,7 +187,8 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
         new: the same, of as many channels.
         scale: the layer's largest magnitude.
     """
-    # min, max, mean and std; not the share of zeros, which rounding to 1e-9 takes away
+    # min, max, mean and std. Not the share of zeros: it changes where rounding makes 1e-9
+    # of a zero, which is no difference.
     moments = compare(base[:, :4], new[:, :4], scale)
     nonfinite = abs(new[:, 5] - base[:, 5]).astype(np.int64)
     return Change(

@@ -132,8 +132,8 @@ def check_gate(gate: DiffGate, tensors: Sequence[ComparedTensor]) -> Verdict:
         )
     note = ""
     for tensor in unknown:
-        # A token beside a grid has no file of its own: the tensor that it is a piece of
-        # is judged without it.
+        # A single token has no file of its own, so that its number is never known. The
+        # gate is then decided by the rest of the tensor that it belongs to.
         whole_key = tensor.key._replace(key=tensor.key.key.rpartition(".")[0])
         if whole_key != tensor.key and whole_key in known_values:
             note = f"; the {gate.measure} of single tokens is not known"

@@ -224,13 +224,13 @@ def _extremes(values: _ChangedValues) -> ValueSpan:
 
 
 def _plan(shape: tuple[int, ...]) -> GridPlan:
-    """Tiles with room for a number below each.
+    """The grid of a picture, with room for a number below each tile.
 
     Args:
         shape: [C, S, H, W] of the values.
     """
-    # a share of the width that the picture has with usual gaps: wider ones make it wider,
-    # and the numbers a little smaller than the share says
+    # The width is that with the usual padding. The wider padding makes the picture wider,
+    # and so its share of the width a little smaller than _GAP.
     plan = grid.plan(shape, _DRAW_OPTIONS)
     return replace(plan, padding=max(2, round(_GAP * plan.width)))
 

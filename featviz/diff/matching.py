@@ -22,7 +22,7 @@ from featviz.diff.comparison import (
     PredictionChange,
 )
 from featviz.diff.gates import check_gate, parse_gate
-from featviz.diff.tensors import TensorChange, TensorPair, measure
+from featviz.diff.tensors import TensorChange, TensorPair, compare_pair
 from featviz.errors import CompareError
 from featviz.options.commands import DiffThresholds
 from featviz.records import CaptureKey, finite
@@ -125,7 +125,7 @@ def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedI
         try:
             _check_input(base_image, new_image)
             pairs = TensorPair.read(base_image, new_image)
-            compared.changes[name] = [measure(pair, tolerance) for pair in pairs]
+            compared.changes[name] = [compare_pair(pair, tolerance) for pair in pairs]
         except DamagedError as error:
             is_new = error.image is new_image
             damaged = compared.damaged_new if is_new else compared.damaged_base
@@ -169,7 +169,8 @@ def _without(run: ReadRun, damaged: Mapping[str, str], title: str) -> ReadRun:
 
 
 def _few(names: Iterable[str]) -> str:
-    """Names for a message, of many the first three."""
+    """For a message the first three names, and how many more there are; `none` for no
+    name."""
     return listed(list(names), 3) or "none"
 
 
@@ -179,7 +180,13 @@ def _few(names: Iterable[str]) -> str:
 def _nothing_shared(
     noun: str, base_names: Iterable[str], new_names: Iterable[str], hint: str
 ) -> CompareError:
-    """The error of two runs that share no image, or no layer."""
+    """The error of two runs that share no image, or no layer.
+
+    Args:
+        noun: `image` or `layer`.
+        base_names: of those that BASE has.
+        new_names: of those that NEW has.
+    """
     return CompareError(
         f"no {noun} is in both runs: BASE has {_few(base_names)}, NEW has"
         f" {_few(new_names)}",

@@ -148,8 +148,8 @@ def _runtime(run: ReadRun) -> object:
 
 
 def _rows(run: ReadRun, compared_run: ReadRun) -> Rows:
-    """The captures of a run's images that the other run has, too, in the order of the
-    model. If several images have a capture, its row is that of the first."""
+    """The captures of `run` in the images that both runs have, in the order of the model.
+    If several images have a capture, its row is that of the first."""
     rows: dict[CaptureKey, Capture] = {}
     for name, image in run.images.items():
         if name in compared_run.images:

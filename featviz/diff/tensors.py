@@ -276,7 +276,7 @@ class TensorPair:
         )
 
 
-def measure(pair: TensorPair, tolerance: float) -> TensorChange:
+def compare_pair(pair: TensorPair, tolerance: float) -> TensorChange:
     """Compare a tensor of an image. Where shapes or layouts differ, the result has a
     `reason`, and all its channels differ.
 
@@ -294,7 +294,7 @@ def measure(pair: TensorPair, tolerance: float) -> TensorChange:
         change = no_change(base.maps, 1)
         differs = np.ones(base.maps, np.bool_)
     else:
-        method, change = _measure(pair)
+        method, change = _change_of(pair)
         differs = change.differs(tolerance)
     return TensorChange(
         image=pair.images[0].name,
@@ -336,7 +336,7 @@ def _incomparable(pair: TensorPair) -> str | None:
     return None
 
 
-def _measure(pair: TensorPair) -> tuple[str, Change]:
+def _change_of(pair: TensorPair) -> tuple[str, Change]:
     """Compare two tensors of one shape: what was compared (TENSORS, PIXELS or STATISTICS),
     and the change."""
     # Equal files need not be decoded. Equal pictures may be of two scales, so that the

@@ -225,7 +225,7 @@ def _class_count(module: nn.Module) -> int:
     for submodule in module.modules():
         if not type(submodule).__module__.startswith(_DETECTORS):
             continue
-        # of an R-CNN; of SSD; of RetinaNet and FCOS
+        # the attributes of an R-CNN, of SSD, and of RetinaNet and FCOS
         for name in ("cls_score.out_features", "num_columns", "num_classes"):
             count = _at_path(submodule, name)
             if isinstance(count, int):

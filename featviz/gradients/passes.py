@@ -97,9 +97,9 @@ def plan(
         changes_values=changes_values,
     )
     if plan.backward or changes:
-        outcome = Outcome()
+        outcome = Outcome()  # if zeros hold no object, which is no error here
         with (
-            suppress(NothingFoundError),  # zeros hold no object
+            suppress(NothingFoundError),
             in_eval_mode(model.module, plan.backward),
             watched(model, plan, []) as hooks,
         ):
