@@ -25,8 +25,8 @@ FLAT = 2.0**-20
 rounding."""
 
 _FAR = 16.0
-"""Where zero lies further from a map than this many of its spans, half a level taken
-from `low` would be lost in rounding, and is added behind the multiplication."""
+"""Where zero lies further from a map than this many of its spans, half a level is not
+taken from `low`, since it would be lost in rounding, but added in the end."""
 
 _TINY = 1e-30
 """The reciprocal of a smaller span may overflow. Also the span where two percentiles
@@ -375,9 +375,12 @@ def to_levels(
 
         floor((value - low) · factor + 1/2),  factor = (levels - 1) / (high - low),
 
-    where the half is taken from `low` beforehand, which saves the loop an addition:
+    or, the same but for rounding, with the half taken from `low` beforehand:
 
         floor((value - start) · factor),      start = low - 1 / (2 · factor)
+
+    The second is used unless `low` is far from zero, where half a level would be lost
+    in its rounding.
 
     Args:
         maps: float32 [N, ...], on any device.
