@@ -299,8 +299,9 @@ _WIDTHS = (0.85, 1.55)
 them."""
 _HEIGHTS = (0.3, 1.55)
 _TALLEST = 3.6
+"""Inches that a tile may be high where it grows because there are few."""
 _TOGETHER = 6.0
-"""Inches of the height of a tile that grows as there are few, and of those of all rows."""
+"""Inches that a tile of each row may then be high, all rows together."""
 _STRIP = 0.3
 """Inches of the height of a strip of numbers."""
 _NAME_LETTERS = 18
@@ -437,9 +438,9 @@ def _columns(page: Page) -> int:
 
 
 def _tile_size(page: Page) -> _Size:
-    """The size of all tiles; few of them grow until they fill the narrowest page. Most
-    layers of a model have maps of the input's shape; the median is not led astray by
-    others."""
+    """The size of all tiles, by the median shape of maps: most layers of a model have
+    maps of the input's shape, and others do not lead the median astray. Few tiles grow
+    until they fill the narrowest page."""
     shapes = [row.tiles[0].pixels.shape for row in page.rows if not row.strip]
     aspect = float(np.median([width / height for height, width, _ in shapes] or [1.0]))
     width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
