@@ -208,8 +208,8 @@ def draw_maps(
     inner: bool = False,
 ) -> GridPicture:
     """Draw the maps of a tensor: a tile for each channel and slice, or, with
-    `options.reduce`, one of all channels for each slice. A vector is not reduced by its
-    own values.
+    `options.reduce`, one of all channels for each slice. A vector becomes a strip of its
+    numbers, whatever `options.reduce` says.
 
     Args:
         options, scale: with `auto` decided.

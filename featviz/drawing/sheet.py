@@ -349,7 +349,7 @@ def end_of(name: str, points: int, max_width: float) -> str:
 
 def begin_of(line: str, points: int, max_width: float) -> str:
     """A line that is at most `max_width` pixels wide: of a wider one the beginning, and
-    `…`."""
+    `…`, for which there is room."""
     if text_width(line, points) <= max_width:
         return line
     length = len(line)

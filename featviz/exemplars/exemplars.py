@@ -90,8 +90,8 @@ def find_exemplars(
     Raises:
         UsageError: no selected layer gives a tensor with channels, or none of them has
             one of `options.channels`.
-        FeatvizError: no image can be shown to the model; and what `run.study.begun`
-            raises.
+        FeatvizError: no image can be shown to the model; and what
+            `run.study.begin_study` raises.
     """
     with begin_study(model, images, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
@@ -309,6 +309,7 @@ def _draw_layer(
     label = printable(layer_named(row.title))
     images_seen = len(reader.study.seen)
     title = _sheet_title(to_draw, label, len(channels), options.rank_by, images_seen)
+    # the third line says what a unit sees
     _, _, view_note, *_ = title
     sheet = LayerPicture(title, len(channels), count)
     drawn_channels = []
