@@ -546,7 +546,7 @@ def _head(
     Args:
         size: height and width in pixels.
         depth: bytes of a pixel, 1 or 3.
-        colors: 256 RGB triples of a palette.
+        colors: 256 RGB triples of a palette; None for greys, and for RGB.
         text: keywords and texts; these are tEXt, or iTXt where Latin-1 cannot hold them.
     """
     color_type = _PALETTE

@@ -160,6 +160,7 @@ class ExemplarCollector:
                 apart.
         """
         self.sources: dict[CaptureSite, ExemplarSource] = {}
+        """The tensors that are ranked."""
         self.skipped: dict[str, str] = {}
         """Why calls of layers are not ranked, by the layer's label and the call."""
         self.recorder: Recorder | None = None
@@ -182,8 +183,9 @@ class ExemplarCollector:
         self._note_skipped(recorder.skipped)
         self.never_ran = [layer.label for layer in recorder.never_ran]
         self.class_names = sorted(set(classes), key=str)
+        """Each class once; None alone where classes are not told apart."""
         self.tops: dict[tuple[CaptureSite, str | None], TopImages] = {}
-        """By tensor and class."""
+        """The rankings, by tensor and class."""
         for source in self.sources.values():
             for class_name in self.class_names:
                 self.tops[source.site, class_name] = TopImages.empty(
@@ -278,23 +280,18 @@ class ExemplarCollector:
         """
         if not self._batch.images:  # hints are being learnt
             return
-        slices = self._image_slices(site, tensor)
-        for image, image_slice in zip(self._batch.images, slices, strict=True):
-            for key, maps in to_maps(
-                image_slice, self._book.of_tensor(site, image_slice)
-            ).items():
+        tensors = self._image_tensors(site, tensor)
+        for image, image_tensor in zip(self._batch.images, tensors, strict=True):
+            hints = self._book.of_tensor(site, image_tensor)
+            for key, maps in to_maps(image_tensor, hints).items():
                 source = self.sources.get(site.inside(key))
                 if source is None or len(maps.data) != source.channels:
-                    raise LayoutError(
-                        f"gives {list(image_slice.shape)} for some images only"
-                    )
-                self._candidates.append(
-                    _Candidate(
-                        image, source.site, strongest_values(maps, self._rank_by)
-                    )
-                )
+                    shape = list(image_tensor.shape)
+                    raise LayoutError(f"gives {shape} for some images only")
+                strongest = strongest_values(maps, self._rank_by)
+                self._candidates.append(_Candidate(image, source.site, strongest))
 
-    def _image_slices(self, site: CaptureSite, tensor: Tensor) -> Sequence[Tensor]:
+    def _image_tensors(self, site: CaptureSite, tensor: Tensor) -> Sequence[Tensor]:
         """The tensor of each image. The first axis must count images, or windows of
         images.
 
