@@ -13,7 +13,7 @@ import warnings
 import zipfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,14 +114,13 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
                 f"{path.name} is no checkpoint: it is {file_format}",
                 "a file that torch.save wrote",
             )
-        with open_regular(path) as file:
+        code_beside = importable(path.parent) if trust else nullcontext()
+        with code_beside, open_regular(path) as file:
             if file_format == sources.ARRAYS:
                 return npy.read_arrays(file.read())
-            if not trust:
-                content = rebuild(inert.read(file))
-            else:
-                with importable(path.parent):
-                    content = torch.load(file, "cpu", weights_only=False)
+            if trust:
+                return torch.load(file, "cpu", weights_only=False)
+            content = rebuild(inert.read(file))
         if complete and isinstance(content, UnbuiltModule):
             raise content.refusal
         return content
