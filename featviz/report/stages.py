@@ -362,7 +362,7 @@ def largest_bars(
     # the mean of a single number is that number
     values = stats[:, 2].astype(np.float64)
     values[stats[:, 5] > 0] = np.nan
-    # NaN comes last, and is cut off
+    # NaN is sorted to the end, and left out
     order = np.argsort(-abs(values) if row.kind in BACKWARD else -values, kind="stable")
     top = order[np.isfinite(values[order])][:_BARS]
     class_names = _class_names(stats, prediction)

@@ -196,9 +196,9 @@ class Folder(OpenFolder):
         # A name may be given to something else between two system calls; so it is
         # compared before the rename and after it.
         hidden = new.path.name
-        if new.is_as(self, hidden):
+        if new.is_entry_of(self, hidden):
             self.replace(hidden, name)
-            if new.is_as(self, name):
+            if new.is_entry_of(self, name):
                 return
             self.replace(name, hidden)
         where = quoted(new.path)
@@ -206,7 +206,7 @@ class Folder(OpenFolder):
             f"{where} was replaced while featviz wrote into it", "try again"
         )
 
-    def is_as(self, above: OpenFolder, name: str) -> bool:
+    def is_entry_of(self, above: OpenFolder, name: str) -> bool:
         """Whether the entry `name` of the folder `above` is this very folder."""
         with suppress(OSError):
             return os.path.samestat(above.stat(name), self.identity)

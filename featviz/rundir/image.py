@@ -280,7 +280,7 @@ class ReadImage:
     kept_stats: Mapping[str, Floats] | None = None
     """What `stats` returns; None where that reads the file."""
     pixels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Width and height of pictures; filled by `pictures_beside` alone."""
+    """Width and height of pictures; filled by `read_pictures` alone."""
 
     @property
     def name(self) -> str:
@@ -419,7 +419,7 @@ class ReadImage:
         gone or a link, that is a DamagedError."""
         try:
             with (
-                _blamed(self.folder),
+                _errors_named(self.folder),
                 ReadFolder.below(self.root, self.folder) as folder,
             ):
                 yield folder
@@ -440,7 +440,7 @@ def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
     Raises:
         StoreError: a file is missing, cannot be read, or does not fit.
     """
-    with _blamed(folder), ReadFolder.below(root, folder) as opened:
+    with _errors_named(folder), ReadFolder.below(root, folder) as opened:
         try:
             manifest = read_manifest(opened.read(MANIFEST_FILE, MOST_RECORD))
         except ValueError as error:
@@ -482,7 +482,7 @@ def _headers(folder: ReadFolder, manifest: Manifest) -> dict[str, PictureHeader]
     return headers
 
 
-def pictures_beside(
+def read_pictures(
     root: Path,
     name: str,
     files: Iterable[str],
@@ -630,7 +630,7 @@ def format_of(name: str) -> PictureFormat:
 
 
 @contextmanager
-def _blamed(folder: str) -> Iterator[None]:
+def _errors_named(folder: str) -> Iterator[None]:
     """Turn errors of files of an image, which a `ReadFolder` raises, into a StoreError
     that names the folder, too."""
     try:

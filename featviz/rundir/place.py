@@ -85,8 +85,8 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
         overwrite: whether an earlier result may be replaced.
 
     Returns:
-        The files of the earlier result, which may be removed, in that order; None where
-        there is no earlier result.
+        The files of the earlier result, in the order in which they are to be removed;
+        None where there is no earlier result.
 
     Raises:
         StoreError: it is a file, holds what featviz did not write, or an earlier result

@@ -348,7 +348,7 @@ def _as_typed(name: str, value: Any) -> str:
         name: of the option in run.json: `tensor_layout`.
         value: of the option in run.json.
     """
-    # --marks is the one flag that is on by default
+    # a flag is off by default, but for --marks
     if value is None or value == [] or value is (name == "marks"):
         return "the default"
     if isinstance(value, bool):

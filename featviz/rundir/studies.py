@@ -38,7 +38,7 @@ from featviz.rundir import (
     schema,
 )
 from featviz.rundir.folder import is_hidden, reported
-from featviz.rundir.image import ReadImage, pictures_beside
+from featviz.rundir.image import ReadImage, read_pictures
 from featviz.rundir.read import Failure
 from featviz.rundir.schema import MOST_RECORD, Capture, Count, Reason, Text, read_json
 from featviz.text import quoted
@@ -208,7 +208,7 @@ def _check_exemplars(record: ExemplarRecord) -> None:
 
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
-    """The pictures of exemplars, as `pictures_beside` reads them.
+    """The pictures of exemplars, as `read_pictures` reads them.
 
     Args:
         root: the folder of the exemplars.
@@ -221,7 +221,7 @@ def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
         names.append(layer.sheet)
         names += [row.file for row in layer.channels if row.file]
     with _reading(root, "exemplars"):
-        return pictures_beside(root, "exemplars", names)
+        return read_pictures(root, "exemplars", names)
 
 
 @contextmanager
@@ -346,7 +346,7 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
             content = files.read_json(path, MOST_RECORD)
         audit: Audit = schema.convert(content, Audit)
         names = [APOZ_FILE, *(row.file for row in audit.drawn)]
-        return audit, pictures_beside(path.parent, "audit", names, may_be_missing=True)
+        return audit, read_pictures(path.parent, "audit", names, may_be_missing=True)
     except FileNotFoundError as error:
         if requested is None:
             return None
@@ -399,7 +399,7 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
             row["slices"] = [row.get("slices", 1)] * 2
         rows = schema.convert(kernel_rows, list[Capture])
         schema.check_rows(rows)
-        pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
+        pictures = read_pictures(root, "kernels", [row.file for row in rows], rows)
     # the page names both; without them it still has the pictures
     for key in ("model", "options"):
         if not isinstance(record.get(key), dict):

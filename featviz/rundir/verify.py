@@ -288,7 +288,7 @@ def merge(
 
     Raises:
         FeatvizError: the parts are not of one run, or disagree on an image; a file
-            cannot be read or written. Then nothing is left under `out`.
+            cannot be read or written. Then `out` is as it was.
     """
     with ExitStack() as copies:
         folders = [copies.enter_context(copied(location)) for location in locations]

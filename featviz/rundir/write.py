@@ -353,7 +353,7 @@ class RunDirectory:
             StoreError: one of them cannot be written, or the run directory was moved
                 away.
         """
-        # a folder that was renamed is written on by its descriptor, where nobody looks
+        # the descriptor follows a folder that was renamed, and nobody would look there
         self.check_place()
         write_json(self.folder, RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
         if self._mirror is not None:
