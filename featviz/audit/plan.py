@@ -16,7 +16,7 @@ from featviz.audit.parts import Activation, Call
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.capture import Recorder, forward
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.functions import placed, unwatched
+from featviz.hooks.functions import unwatched, watch_calls
 from featviz.hooks.layers import function_in, list_layers, modules_by_name
 from featviz.layout import channel_axis, recognise
 from featviz.layout.tracing.hints import HintBook
@@ -102,7 +102,7 @@ class AuditPlan:
             lambda module, args: next_call.clear()
         )
         try:
-            hooks = placed(
+            hooks = watch_calls(
                 model,
                 leave,
                 layers=[layer for layer in list_layers(model) if is_watched(layer)],

@@ -148,7 +148,7 @@ class Url:
 
     def filesystem(self) -> Any:
         """fsspec's filesystem of the store, one for all threads. What its methods raise is
-        fsspec's own: call them through `tried` or `asked`."""
+        fsspec's own: call them through `attempt` or `ask`."""
         options = _class_for(self.protocol)._get_kwargs_from_urls(self.text)
         try:
             return _connected(
@@ -225,7 +225,7 @@ def _connected(
     return _class_for(protocol)(**all_options, skip_instance_cache=True)
 
 
-def tried(url: Url, task: Callable[[], T]) -> T:
+def attempt(url: Url, task: Callable[[], T]) -> T:
     """Run a task that reads from a store, or writes there.
 
     Args:
@@ -294,12 +294,12 @@ def read(url: Url, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes, whatever the server says of its
     length."""
     content = io.BytesIO()
-    asked(url, lambda: copy(url, content, most))
+    ask(url, lambda: copy(url, content, most))
     return content.getvalue()
 
 
 def copy(url: Url, target: BinaryIO, limit: int) -> None:
-    """Copy a file, piece by piece; for `tried` and `asked`, since it raises whatever the
+    """Copy a file, piece by piece; for `attempt` and `ask`, since it raises whatever the
     library of the store raises.
 
     Args:
@@ -337,7 +337,7 @@ def open_parts(url: Url) -> Any:
         "cache_options": {"maxblocks": 4},
         "block_size": _BLOCK,
     }
-    file = asked(url, lambda: url.filesystem().open(url.key, "rb", **blocks))
+    file = ask(url, lambda: url.filesystem().open(url.key, "rb", **blocks))
     # a zip has its directory at the end, so that a stream would be read as a whole
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
         raise FileError(
@@ -363,7 +363,7 @@ def files_below(folder: Url, pattern: str = "**") -> Iterator[tuple[str, Url]]:
     is_match = re.compile(glob_translate(pattern)).match
     key = folder.key.rstrip("/")
     base = f"{key}/"
-    keys = asked(folder, lambda: folder.filesystem().find(key))
+    keys = ask(folder, lambda: folder.filesystem().find(key))
     names = [key.removeprefix(base) for key in keys if key.startswith(base)]
     for name in sorted(names, key=lambda name: name.split("/")):
         # an object's key may hold `..`, and the name becomes a path below --out
@@ -383,14 +383,14 @@ def matching(pattern: Url) -> Iterator[tuple[str, Url]]:
     return files_below(folder, "/".join(parts[count:]))
 
 
-def asked(url: Url, task: Callable[[], T]) -> T:
+def ask(url: Url, task: Callable[[], T]) -> T:
     """The result of a task, in which a store is asked for something.
 
     Raises:
         FileError: the store does not answer, refuses, or has nothing of this name.
     """
     try:
-        return tried(url, task)
+        return attempt(url, task)
     except FileNotFoundError:
         raise FileError("there is no such file in the store") from None
     except FileError as error:  # of which the library's own error quotes the whole URL

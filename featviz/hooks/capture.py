@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FeatvizError, ForwardError, LayoutError
 from featviz.hooks.eval_mode import kept_attributes
-from featviz.hooks.functions import placed, unwatched
+from featviz.hooks.functions import unwatched, watch_calls
 from featviz.hooks.layers import class_names, modules_by_name
 from featviz.records import KINDS, CaptureSite, Layer, Skip
 from featviz.records.tables import CaptureKind
@@ -83,7 +83,7 @@ def recording(
         capture_kinds: names of `KINDS`.
         takes_function: asked at each call of a function; without it those among
             `layers` are taken.
-        changes: see `placed`.
+        changes: see `watch_calls`.
     """
     # a function mode costs each call of a function; without functions there is none
     function_names = {layer.name for layer in layers if layer.is_function}
@@ -104,7 +104,7 @@ def recording(
         # hooks on tensors go, too: a model may keep its output
         stack.callback(recorder.begin, None)
         recorder.functions = stack.enter_context(
-            placed(
+            watch_calls(
                 model,
                 leave=recorder.leave,
                 enter=recorder.enter if recorder.input_kinds else None,
@@ -449,7 +449,10 @@ def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
     def count(layer: Layer, args: Any, kwargs: Any, result: Any) -> None:
         calls[layer] += 1
 
-    with placed(model, count, functions=lambda layer: True, first=True) as mode, mode:
+    with (
+        watch_calls(model, count, functions=lambda layer: True, first=True) as mode,
+        mode,
+    ):
         forward(model, args)
     return dict(calls)
 

@@ -1,7 +1,7 @@
 """Calls of functions inside forward, which module hooks do not see: torch's function
 mode does.
 
-A call of a module belongs to the place from which it was called (`Running`). There is
+A call of a module belongs to the place from which it was called (`CallStack`). There is
 one function mode: capturing, auditing and listing functions watch calls through it, and
 the rules for ReLU replace functions with it."""
 
@@ -46,8 +46,9 @@ class Frame(NamedTuple):
     """How often it has called each shared module so far, by the module's id."""
 
 
-class Running:
-    """Knows to which layer each call of a module belongs, while `followed` lasts.
+class CallStack:
+    """The calls of modules that have not returned, while `followed` lasts; they tell to
+    which layer each call belongs.
 
     One activation object may stand in 77 places of a YOLO. Which of them a call belongs
     to follows from who calls, so the calls that have not returned are kept, as Python
@@ -65,7 +66,7 @@ class Running:
         """Which layers a caller may mean, by the id of the module that it calls and its
         own index."""
 
-    def now(self, layers: Sequence[Layer]) -> Layer:
+    def layer_of_call(self, layers: Sequence[Layer]) -> Layer:
         """Which of its layers a module is in the call that is running.
 
         Args:
@@ -87,7 +88,7 @@ class Running:
             names: of the layers that are asked for.
             functions: whether calls of functions are reported, for which all modules are
                 followed.
-            opaque: as of `placed`.
+            opaque: as of `watch_calls`.
         """
         # the calls need following only where a module is several layers, of which one
         # is asked for
@@ -188,7 +189,7 @@ class FunctionMode(TorchFunctionMode):
     """Asked for each call, as the layer that the function is."""
     replacements: Mapping[str, Replacement] = field(default_factory=dict)
     """By the `function_name` of the functions that they replace."""
-    running: Running | None = None
+    running: CallStack | None = None
     """Tells which module calls."""
     _layers: dict[tuple[str, str], Layer] = field(default_factory=dict)
 
@@ -241,7 +242,7 @@ class FunctionMode(TorchFunctionMode):
 
 
 @contextmanager
-def placed(
+def watch_calls(
     model: nn.Module,
     leave: Leave,
     enter: Enter | None = None,
@@ -269,7 +270,7 @@ def placed(
             one returns None, the output stays.
         first: report before all hooks that are there already.
     """
-    running = Running(model)
+    running = CallStack(model)
     reported = {layer.name for layer in layers}
     change_of = dict(changes or {})
     names = reported | {layer.name for layer in change_of}
@@ -278,7 +279,7 @@ def placed(
     def before(
         of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
-        layer = running.now(of_module)
+        layer = running.layer_of_call(of_module)
         if enter is not None and layer.name in reported:
             enter(layer, args, kwargs)
 
@@ -291,7 +292,7 @@ def placed(
     ) -> Any:
         """The hook after a module's call; returns the output that takes the place of the
         module's, None where that stays. `of_module` are the layers that the module is."""
-        layer = running.now(of_module)
+        layer = running.layer_of_call(of_module)
         changed = None
         if layer in change_of:
             # what an intervention computes is not a call of the model's

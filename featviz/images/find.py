@@ -235,7 +235,7 @@ def _is_folder_of_store(text: str, url: Url) -> bool:
     # one request for each file of a list would be slow
     if "/" in url.shown_path and PurePath(url.name).suffix:
         return False
-    is_folder: bool = urls.asked(url, lambda: url.filesystem().isdir(url.key))
+    is_folder: bool = urls.ask(url, lambda: url.filesystem().isdir(url.key))
     return is_folder
 
 

@@ -27,7 +27,7 @@ from featviz.drawing.picture import write_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
 from featviz.hooks.capture import forward, leaves
 from featviz.hooks.eval_mode import in_eval_mode, kept_attributes
-from featviz.hooks.functions import placed, unwatched
+from featviz.hooks.functions import unwatched, watch_calls
 from featviz.inspection.field_picture import FieldTile, drawn_field, drawn_fields
 from featviz.inspection.look import check_files, in_file_name, model_name
 from featviz.layout import to_maps
@@ -407,7 +407,7 @@ def _show_all(prepared: Prepared, measure: _Measure) -> dict[str, FeatvizError]:
     )
     with (
         in_eval_mode(module, gradients=True),
-        placed(
+        watch_calls(
             module,
             measure.leave,
             layers=[layer for layer in prepared.layers if not layer.is_function],

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from featviz.errors import ForwardError
 from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.functions import Running
+from featviz.hooks.functions import CallStack
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import of_functions, parse
 from featviz.models.load import LoadedModel, load_model
@@ -334,13 +334,13 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
         ForwardError: the model cannot be run on them.
     """
     meter = Meter()
-    running = Running(model.module)
+    running = CallStack(model.module)
     layers = list_layers(model.module)
     with in_eval_mode(model.module), ExitStack() as stack:
         # A module under two names runs as either: `running` knows under which it was
         # called, and so whose row the call belongs in.
         for module in model.module.modules():
-            now = partial(running.now, running.of_module[id(module)])
+            now = partial(running.layer_of_call, running.of_module[id(module)])
             enter = module.register_forward_pre_hook(
                 meter.enter, prepend=True, with_kwargs=True
             )

@@ -76,7 +76,7 @@ class Mirror:
         sources = [str(self._root / name) for name in names]
         targets = [_object(self._url, name).key for name in names]
         try:
-            urls.tried(self._url, lambda: self._store.put(sources, targets))
+            urls.attempt(self._url, lambda: self._store.put(sources, targets))
         except (FileNotFoundError, FileError) as error:
             hint = (
                 f"what is complete stays in {self._root}; --resume puts the rest there"
@@ -157,7 +157,7 @@ def _copy(url: Url, name: str, root: Path, limit: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("xb") as file:
-            urls.tried(url, lambda: urls.copy(_object(url, name), file, limit))
+            urls.attempt(url, lambda: urls.copy(_object(url, name), file, limit))
     except FileNotFoundError:
         path.unlink()
     except FileError as error:

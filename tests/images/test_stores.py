@@ -219,7 +219,7 @@ def test_what_a_library_raises_is_one_line(raised: Exception, message: str) -> N
         raise raised
 
     with pytest.raises(FileError) as caught:
-        urls.asked(Url("https://ann:pa55word@h/a.png"), task)
+        urls.ask(Url("https://ann:pa55word@h/a.png"), task)
     assert re.search(message, caught.value.message)
 
 

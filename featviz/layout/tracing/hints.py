@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from featviz.errors import LayoutError
 from featviz.hooks import selectors
-from featviz.hooks.functions import placed
+from featviz.hooks.functions import watch_calls
 from featviz.hooks.layers import computed_by, list_layers
 from featviz.layout.layouts import LAYOUTS, Size
 from featviz.layout.tracing import guess
@@ -223,7 +223,7 @@ class HintBook:
         if listener is None:
             names = {"", *follower.layer_names, *follower.mixer_names}
             modules = [layer for layer in modules if layer.name in names]
-        placing = placed(
+        placing = watch_calls(
             model,
             follower.leave,
             follower.enter,
