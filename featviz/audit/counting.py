@@ -258,9 +258,10 @@ class CensusOfBatch(NamedTuple):
 
 
 class Census:
-    """The tallies of all counted calls: the collector of `Study.show`. That calls `begin`
-    before a batch, `taken` after it, and `add` with what was taken; in between, hooks
-    hand outputs to `measure_output`. Nothing of a batch that failed is added."""
+    """The tallies of all counted calls: the collector of `Study.show`. That calls
+    `begin_batch`, runs the model, whose hooks hand outputs to `measure_output`, and calls
+    `taken_of_batch`, and `add_batch` with what that gave. Nothing of a batch that failed
+    is added."""
 
     _batch: CensusOfBatch
 
@@ -295,20 +296,20 @@ class Census:
         to send from a worker process for each image."""
         return bool(self._correlates)
 
-    def begin(self, batch: Batch) -> None:
+    def begin_batch(self, batch: Batch) -> None:
         """Start a batch, and forget what was taken before."""
         self._batch = CensusOfBatch(np.array(batch.images), [], {}, set())
 
-    def taken(self) -> CensusOfBatch:
-        """What the hooks have taken of the batch since `begin`."""
+    def taken_of_batch(self) -> CensusOfBatch:
+        """What the hooks have taken of the batch since `begin_batch`."""
         return self._batch
 
-    def add(self, taken: CensusOfBatch) -> None:
+    def add_batch(self, taken: CensusOfBatch) -> None:
         """Add a batch to the tallies, when the model is through with it. A call whose
         number of channels is not that of the batches before becomes `refused`.
 
         Args:
-            taken: what `taken` returned, maybe in a worker process.
+            taken: what `taken_of_batch` returned, maybe in a worker process.
         """
         self.unforeseen |= taken.unforeseen
         for call, reason in taken.refused.items():

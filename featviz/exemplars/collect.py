@@ -132,10 +132,10 @@ class TakenOfBatch(NamedTuple):
 class ExemplarCollector:
     """Ranks the images that excite each channel most, for each class apart.
 
-    First `recorder` is set, the one whose hooks call `take`. Then, for each batch,
-    `Study.show` calls `begin`, runs the model, whose hooks hand tensors to `take`, and
-    calls `taken`, and `add` with what that gave. Of an image that failed, nothing
-    stays."""
+    First `recorder` is set, the one whose hooks call `keep_candidates`. Then, for each
+    batch, `Study.show` calls `begin_batch`, runs the model, whose hooks hand tensors to
+    `keep_candidates`, and calls `taken_of_batch`, and `add_batch` with what that gave. Of
+    an image that failed, nothing stays."""
 
     is_large = False
     """What is taken of an image is six numbers for each channel."""
@@ -164,7 +164,7 @@ class ExemplarCollector:
         self.skipped: dict[str, str] = {}
         """Why calls of layers are not ranked, by the layer's label and the call."""
         self.recorder: Recorder | None = None
-        """The recorder whose hooks call `take`; set before the first batch."""
+        """The recorder whose hooks call `keep_candidates`; set before the first batch."""
         self._model = model
         self._first_book = HintBook(model.module, blank[0].shape)
         self._book = self._first_book
@@ -172,7 +172,7 @@ class ExemplarCollector:
         self._rank_by = rank_by
         self._classes = classes
         self._batch = Batch((), [])
-        """The batch that goes through the model; empty where `take` takes nothing."""
+        """The batch that goes through the model; empty where `keep_candidates` takes nothing."""
         self._candidates: list[_Candidate] = []
         with (
             in_eval_mode(model.module),
@@ -220,11 +220,11 @@ class ExemplarCollector:
         """A bug of featviz inside a hook, to tell it from a fault of the model."""
         return None if self.recorder is None else self.recorder.fault
 
-    def begin(self, batch: Batch) -> None:
+    def begin_batch(self, batch: Batch) -> None:
         """Start a batch, and forget the candidates of the one before, which may have
         failed. For the first batch of each input shape, an image may go through the
         model once more, to follow where its values lie."""
-        self._batch = Batch((), [])  # `take` takes nothing in that pass
+        self._batch = Batch((), [])  # `keep_candidates` takes nothing in that pass
         self._candidates = []
         self._book = self._book_of(batch)
         self._batch = batch
@@ -251,12 +251,12 @@ class ExemplarCollector:
         self._books[shape] = book
         return book
 
-    def taken(self) -> TakenOfBatch:
+    def taken_of_batch(self) -> TakenOfBatch:
         """What the hooks took of the batch."""
         skipped = [] if self.recorder is None else self.recorder.skipped
         return TakenOfBatch(self._candidates, skipped)
 
-    def add(self, taken: TakenOfBatch) -> None:
+    def add_batch(self, taken: TakenOfBatch) -> None:
         """Rank the images of a batch, now that the model is through with them. Batches
         come in the order of the images."""
         for candidate in taken.candidates:
@@ -266,7 +266,7 @@ class ExemplarCollector:
             )
         self._note_skipped(taken.skipped)
 
-    def take(self, site: CaptureSite, tensor: Tensor) -> None:
+    def keep_candidates(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the hooks: keep the values of each image of the batch at a tensor,
         as candidates.
 

@@ -107,7 +107,7 @@ def find_exemplars(
         study = Study(loaded, samples, options, progress)
         with (
             in_eval_mode(loaded.module),
-            hooked(loaded.module, layers, collector.take) as recorder,
+            hooked(loaded.module, layers, collector.keep_candidates) as recorder,
         ):
             collector.recorder = recorder
             study.show(collector)

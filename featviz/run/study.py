@@ -123,14 +123,14 @@ class Collector(Protocol):
     def fault(self) -> Exception | None:
         """An exception of its own inside a hook, which is not a failure of the model."""
 
-    def begin(self, batch: Batch) -> None:
+    def begin_batch(self, batch: Batch) -> None:
         """Hear that the model is about to run, and forget what was taken before: a batch
         that failed is shown again image by image."""
 
-    def taken(self) -> Any:
+    def taken_of_batch(self) -> Any:
         """What the hooks took of the batch, which can be pickled."""
 
-    def add(self, taken: Any) -> None:
+    def add_batch(self, taken: Any) -> None:
         """Add what was taken of a batch, maybe in another process."""
 
 
@@ -193,7 +193,7 @@ class Study:
         """Show all images in this process, in batches."""
 
         def show(jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
-            collector.add(self._take(jobs, collector))
+            collector.add_batch(self._take(jobs, collector))
 
         size = self.options.batch_size
         for job in visit(self.samples, self._read, show, batch_size=size):
@@ -224,7 +224,7 @@ class Study:
         )
         for image in results:
             if image.error is None:
-                collector.add(image.taken)
+                collector.add_batch(image.taken)
             yield image._replace(taken=None)
 
     def _take(
@@ -233,7 +233,7 @@ class Study:
         """Show a batch, and return what a collector took of it; ForwardError where the
         model fails."""
         batch = Batch.of(jobs)
-        collector.begin(batch)
+        collector.begin_batch(batch)
         try:
             forward(
                 self.model.module, [arg.to(self.model.device) for arg in batch.inputs]
@@ -243,7 +243,7 @@ class Study:
             if collector.fault is not None:
                 raise collector.fault from None
             raise
-        return collector.taken()
+        return collector.taken_of_batch()
 
     def _read(self, sample: Sample) -> ModelInput:
         return read_input(sample, self.model.preprocess, self.options.inputs)

@@ -110,7 +110,7 @@ def test_of_a_call_that_is_refused_the_first_reason_counts() -> None:
     call = Call("attention", "MultiheadAttention")
     for reason in ("first", "second"):
         images = np.zeros(1, np.int64)
-        census.add(counting.CensusOfBatch(images, [], {call: reason}, set()))
+        census.add_batch(counting.CensusOfBatch(images, [], {call: reason}, set()))
     assert census.refused == {call: "first"}
 
 
