@@ -326,7 +326,7 @@ def feed(
         descriptions = tuple(argument.description for argument in forward_args)
         preprocess = replace(preprocess, further=descriptions)
     if transform is not None and transform.blank is not None:
-        _parameters(module, transform.names, "input")
+        _refuse_unknown(module, transform.names, "input")
     if transform is not None and outputs:
 
         def by_name(
@@ -359,7 +359,8 @@ def _adding_hook(
         UsageError: Where forward takes no argument of such a name.
     """
     names = [argument.name for argument in forward_args]
-    parameters = _parameters(module, names, "forward_args")
+    _refuse_unknown(module, names, "forward_args")
+    parameters = argument_names(module.forward)
     free = [name for name in parameters if name not in names]
     takes_image = any(argument.value is IMAGE for argument in forward_args)
     on_device = []
@@ -429,32 +430,38 @@ def _refuse_twice(
             )
 
 
-def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
-    """The names of the arguments of a module's forward, without `*args` and `**kwargs`.
+def argument_names(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's arguments, without `*args` and `**kwargs`."""
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+
+
+def takes_any_name(function: Callable[..., Any]) -> bool:
+    """Whether a function has `**kwargs`, so that an argument may have any name."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _refuse_unknown(module: nn.Module, names: Sequence[str], option: str) -> None:
+    """Refuse, with UsageError, a name of no argument of a module's forward.
 
     Args:
         module: The module.
-        names: Names that the user gave, each of which forward must take.
+        names: The names that the user gave.
         option: The option that has them, for messages.
-
-    Raises:
-        UsageError: Where forward does not take one of `names`.
     """
-    parameters = inspect.signature(module.forward).parameters.values()
-    # **kwargs of forward take any name, so that a misspelt one is not noticed
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    accepted = [
-        p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    accepted = argument_names(module.forward)
     for name in names:
-        if name not in accepted and not takes_any:
+        # a misspelt name is not noticed where forward takes any
+        if name not in accepted and not takes_any_name(module.forward):
             takes = listed(list(map(quoted, accepted)), 12) or "nothing"
             raise UsageError(
                 f"{option} {name}: forward of {type(module).__name__} takes {takes}",
                 did_you_mean(name, accepted, "give one of these"),
                 options=(option,),
             )
-    return accepted
 
 
 @dataclass(frozen=True)

@@ -368,9 +368,10 @@ def _class_names(labels: Any) -> tuple[str, ...]:
         return ()
     names = tuple(printable(str(labels[number])) for number in range(len(labels)))
     # what libraries make up
-    for prefix in ("", "LABEL_"):
-        if names == tuple(f"{prefix}{number}" for number in range(len(labels))):
-            return ()
+    if all(
+        name in (f"{number}", f"LABEL_{number}") for number, name in enumerate(names)
+    ):
+        return ()
     return names
 
 
@@ -695,8 +696,7 @@ def _arguments_hint(error: Exception, callee: str, wrong: str) -> str | None:
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
         if not callable(value) or getattr(value, "__name__", None) != callee:
             continue
-        parameters = inspect.signature(value).parameters.values()
-        names = [p.name for p in parameters if p.kind not in _GATHERING]
+        names = arguments.argument_names(value)
         takes = f"{callee} takes {', '.join(names) or 'no arguments'}"
         return f"{did_you_mean(wrong, names)} {takes}".lstrip()
     return None
@@ -711,10 +711,6 @@ def _lacking_hint(error: Exception) -> str | None:
         return None
     names = re.findall(r"'(\w+)'", lacking[1])
     return "add " + " ".join(f"--model-arg {name}=VALUE" for name in names)
-
-
-_GATHERING = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-"""`*args` and `**kwargs`, which name no argument."""
 
 
 def build_torchvision(
@@ -1116,13 +1112,10 @@ def _made_by_factory(
             "name a function or a class",
         )
     try:
-        if hparams:
-            # as Lightning itself chooses them
-            parameters = inspect.signature(factory).parameters
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                hparams = {
-                    name: hparams[name] for name in hparams if name in parameters
-                }
+        # as Lightning itself chooses them
+        if hparams and not arguments.takes_any_name(factory):
+            names = arguments.argument_names(factory)
+            hparams = {name: hparams[name] for name in hparams if name in names}
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"
