@@ -261,11 +261,20 @@ class Recorder:
                 self._take(site, value, capture_kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Go back from a target to the inputs; hooks on tensors take the gradients.
-        ForwardError where the backward pass fails.
+        """Go back from a target to the inputs; hooks on tensors take the gradients. Where
+        none came is noted in `skipped`.
 
         Layers that run from now on are recomputed (activation checkpointing), and have
-        been seen."""
+        been seen.
+
+        Args:
+            target: one number, of the pass that is under way.
+            inputs: the model's, which require gradients.
+
+        Raises:
+            ForwardError: the backward pass fails.
+            Exception: what the sink raised, as it is.
+        """
         self._goes_forward = False
         try:
             # retain_graph: what is still awaited is asked for in a second pass
@@ -305,6 +314,10 @@ class Recorder:
                 anything that is not a tensor is noted in `skipped`.
             backward: whether the gradient is captured, and not the tensor itself. A
                 tensor that needs none is noted in `skipped`, too.
+
+        Raises:
+            Exception: what the sink raised, which is kept in `fault`; but a LayoutError
+                is noted in `skipped`.
         """
         with unwatched():
             if not isinstance(value, Tensor) or (backward and not value.requires_grad):

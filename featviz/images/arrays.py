@@ -73,7 +73,8 @@ def to_image(array: np.ndarray, expected: ExpectedImage) -> Image.Image | Raster
 
     Returns:
         8 bits of grey or RGB as a picture; other unsigned integers of 8 and 16 bits
-        scaled to 0..1, all others as they are.
+        scaled to 0..1, all others as they are. For a function of the user's own, the
+        array itself in a Raster.
 
     Raises:
         ImageError: Where the array is not an image, or none for this model.

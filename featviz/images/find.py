@@ -262,7 +262,10 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
 
     Args:
         folder: The folder, which is searched with all folders in it.
-        outside: The run directory.
+        outside: The run directory; None leaves nothing out.
+
+    Raises:
+        UsageError: No image is left.
     """
     base = real(folder)
     left_out = None if outside is None else real(outside)
@@ -483,7 +486,7 @@ def rename_nested(samples: Sequence[Sample]) -> list[Sample]:
     `a~`."""
     folders = [safe_path(sample.name).casefold() for sample in samples]  # on any system
     in_use = set(folders)
-    holding = {
+    holding = {  # that have other folders in them
         str(parent) for folder in in_use for parent in PurePosixPath(folder).parents
     }
     renamed = []

@@ -64,7 +64,7 @@ def run_models(
 def _with_partners(
     network: LoadedModel, graph: LoadedModel, text: str | None
 ) -> tuple[RunModel, RunModel]:
-    """A network and the graph that was exported of it, ready to be run: with layers that
+    """A network and the graph that was exported of it, in this order: with layers that
     stand for each other, and with the network's preprocessing where that of the graph is
     a guess.
 
@@ -75,7 +75,7 @@ def _with_partners(
     network = replace(network, preprocess=preprocess)
     if graph.preprocess.guessed:
         graph = replace(graph, preprocess=preprocess)
-    of_network, of_graph = _chosen(network, graph, text)
+    of_network, of_graph = _layers_of_both(network, graph, text)
     return (
         RunModel(network, _as_selectors(of_network)),
         RunModel(graph, _as_selectors(of_graph)),
@@ -95,7 +95,7 @@ def _chain_of_both(network: LoadedModel, graph: LoadedModel) -> Chain:
     return chain
 
 
-def _chosen(
+def _layers_of_both(
     network: LoadedModel, graph: LoadedModel, text: str | None
 ) -> tuple[list[Layer], list[Layer]]:
     """The layers to draw of a network, and of the graph that was exported of it: those

@@ -367,7 +367,8 @@ def blank_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> tuple[list[Tensor], tuple[int, int]]:
     """Zeros in the shapes of the first readable sample's inputs, and the height and
-    width in pixels that the image has in the first of them, without padding."""
+    width in pixels that the image has in the first of them, without padding. Where no
+    sample can be read, the shapes are those that the preprocessing itself says."""
     preprocess = loaded.preprocess
     blank = preprocess.blank()
     window = None

@@ -237,7 +237,7 @@ def _check_same(
 def _check_shard_is_empty(
     run: RunDirectory, options: RunOptions, samples: Sequence[Sample]
 ) -> None:
-    """Refuse to draw the images of a shard twice."""
+    """Refuse to draw the images of a shard twice: StoreError where one is complete."""
     done = sum(run.is_complete(sample.name) for sample in samples)
     if done:
         raise StoreError(

@@ -110,7 +110,7 @@ def probe(
     layers: Sequence[Layer],
     capture_kinds: Sequence[str] = ("output",),
 ) -> dict[CallSide, list[list[int]]]:
-    """Run the model once.
+    """Run the model once, and note what shapes its layers give and take.
 
     Args:
         blank: zeros, as the model takes them: a tensor [1, ...] for each input.
@@ -263,15 +263,19 @@ class CallTree:
     units."""
 
     def __init__(self, calls: Sequence[SeenCall], image: Size) -> None:
-        """Cut it into units; the calls come in the order in which they finished."""
+        """Cut it into units.
+
+        Args:
+            calls: in the order in which they finished.
+            image: height and width of what the layers see.
+        """
         self.calls = calls
         self.image = image
-        # names tell what is in what; a module that is not called (a ModuleList) is no
-        # one's parent
         self.parents = _parents({call.layer.name for call in calls})
         self.children: dict[str | None, list[SeenCall]] = defaultdict(list)
-        # of the maps that first reach each module
+        """The calls right inside a module, by its name."""
         self.size_before: dict[str, Size] = {}
+        """The size of the maps that first reach a module, by its name."""
         size = image
         for call in calls:
             self.children[self.parents[call.layer.name]].append(call)
@@ -401,7 +405,8 @@ def _container(layer: Layer) -> str:
 
 
 def _parents(names: Collection[str]) -> dict[str, str | None]:
-    """The innermost called module around each; the model has none.
+    """The innermost called module around each, by name; the model has none. A module
+    that is not called (a ModuleList) is no one's parent.
 
     Args:
         names: qualified names of the modules that were called.
