@@ -238,6 +238,9 @@ def _draw_frame(tile: Image.Image, inside: PixelBox, position: MapPosition) -> N
     x = inside.left + (position.column + 0.5) * cell_width - width / 2
     y = inside.top + (position.row + 0.5) * cell_height - height / 2
     draw = ImageDraw.Draw(tile)
-    # two colours, of which one differs from any picture
-    draw.rectangle([x - 1, y - 1, x + width, y + height], outline=_FRAME_OUTSIDE)
-    draw.rectangle([x, y, x + width - 1, y + height - 1], outline=_FRAME_INSIDE)
+    # Two colours, of which one differs from any picture. Lines of one pixel would fade
+    # in the smaller tiles of a layer's picture.
+    outside = [x - 2, y - 2, x + width + 1, y + height + 1]
+    draw.rectangle(outside, outline=_FRAME_OUTSIDE, width=2)
+    mark = [x, y, x + width - 1, y + height - 1]
+    draw.rectangle(mark, outline=_FRAME_INSIDE, width=2)
