@@ -165,14 +165,6 @@ def _run_view(run: RunResult) -> View:
     return View(shots, [_title(run), *_failure_lines(run.images)])
 
 
-def _image_view(image: ImageResult) -> View:
-    return View(_image_shots(image), _failure_lines([image]))
-
-
-def _maps_view(maps: FeatureMaps) -> View:
-    return View([_maps_shot(maps)], side=LARGE)
-
-
 def _page_view(page: LookResult | Sheet | FieldResult) -> View:
     return View([Shot(lambda: page.image, _title(page))], side=PAGE)
 
@@ -271,8 +263,8 @@ def _report_view(report: ReportResult) -> View:
 
 VIEWS: Mapping[type, Callable[[Any], View]] = {
     RunResult: _run_view,
-    ImageResult: _image_view,
-    FeatureMaps: _maps_view,
+    ImageResult: lambda image: View(_image_shots(image), _failure_lines([image])),
+    FeatureMaps: lambda maps: View([_maps_shot(maps)], side=LARGE),
     LookResult: _page_view,
     Sheet: _page_view,
     ClassMaps: _cam_view,

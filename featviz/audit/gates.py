@@ -177,9 +177,9 @@ class Gate:
     """Whether the limit is a share of the channels, in percent; else it is a count."""
     fails_at_limit: bool
     """Whether it also fails at the limit itself (`>=`)."""
-    layers: str = "*"
+    layers: str
     """A pattern (`fnmatch`) of names, labels or types of layers."""
-    is_of_each: bool = False
+    is_of_each: bool
     """Whether each layer has to keep the limit by itself; else all of them together."""
 
 

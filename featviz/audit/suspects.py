@@ -234,17 +234,21 @@ def _see_again(
 
     sources = [sheet.source.call for sheet in sheets]
     with in_eval_mode(model.module), plan.watching(model.module, sink, sources):
-        for batch in batches(samples, model, inputs, 1, _ignore, sorted(channels_of)):
+        for batch in batches(
+            samples,
+            model,
+            inputs,
+            size=1,
+            # nothing is said of an image that can no longer be read
+            failed=lambda number, error: None,
+            numbers=sorted(channels_of),
+        ):
             (current,) = batch.images
             pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
             rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
             seen.images[current] = _as_tile(Image.fromarray(np.ascontiguousarray(rgb)))
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     return seen
-
-
-def _ignore(number: int, error: Exception) -> None:
-    """Say nothing of an image that can no longer be read."""
 
 
 def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -256,18 +256,13 @@ def _as_json(result: ImageResult) -> dict[str, Any]:
 
 def _log_outcome(name: str, outcome: Outcome) -> None:
     """Log the prediction for an image, and what interventions changed."""
-    if outcome.before:
-        log.info(
-            "%s before: %s", name, ", ".join(score.text for score in outcome.before)
-        )
-    if outcome.prediction:
-        after = " after" if outcome.intervened else ""
-        log.info(
-            "%s%s: %s",
-            name,
-            after,
-            ", ".join(score.text for score in outcome.prediction),
-        )
+    after = f"{name} after" if outcome.intervened else name
+    for title, scores in (
+        (f"{name} before", outcome.before),
+        (after, outcome.prediction),
+    ):
+        if scores:
+            log.info("%s: %s", title, ", ".join(score.text for score in scores))
     if not outcome.intervened:
         return
     if outcome.largest_change is None:
@@ -300,8 +295,8 @@ def shard_of_process() -> Shard | None:
         # both names: RANK alone may be anybody's variable
         if index_name not in os.environ or count_name not in os.environ:
             continue
-        index = _number_in(os.environ, index_name)
-        count = _number_in(os.environ, count_name)
+        index = _number_in(index_name)
+        count = _number_in(count_name)
         if not 0 <= index < count:
             index_text = f"{index_name}={quoted(os.environ[index_name], 20)}"
             count_text = f"{count_name}={quoted(os.environ[count_name], 20)}"
@@ -314,10 +309,10 @@ def shard_of_process() -> Shard | None:
     return None
 
 
-def _number_in(environment: Mapping[str, str], name: str) -> int:
+def _number_in(name: str) -> int:
     """The number in a variable of the environment, which must be set; -1 where its text
     is not a number."""
-    text = environment[name]
+    text = os.environ[name]
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
 
 

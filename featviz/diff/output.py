@@ -40,9 +40,9 @@ def _closing_lines(result: Comparison) -> list[str]:
     lines += [f"only in NEW: {line}" for line in result.only_in_new.lines]
     if result.predictions:
         changed = [change.text for change in result.changed_predictions]
-        line = f"{len(changed)} of {counted(len(result.predictions), 'prediction')}"
-        line += " changed"
-        lines.append(f"{line}:" if changed else line)
+        predictions = counted(len(result.predictions), "prediction")
+        end = ":" if changed else ""
+        lines.append(f"{len(changed)} of {predictions} changed{end}")
         lines += [f"  {text}" for text in changed[:_NAMED]]
         if len(changed) > _NAMED:
             lines.append(f"  and {len(changed) - _NAMED:,} more")

@@ -247,8 +247,9 @@ class _Pairing:
             # an operator may stand for several functions, as Clip for relu6 and clamp
             for function in FUNCTIONS_OF_OPERATORS.get(operator, "").split():
                 name = f"{path}/fn:{function}" if path else f"fn:{function}"
-                if key._replace(layer=name) in self.network:
-                    self.pair(key._replace(layer=name), key, BY_PATH)
+                of_function = key._replace(layer=name)
+                if of_function in self.network:
+                    self.pair(of_function, key, BY_PATH)
                     break
 
     def leave_out_folded(self) -> None:

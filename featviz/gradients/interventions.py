@@ -54,9 +54,9 @@ class Intervention:
     """A key of `INTERVENTIONS`."""
     selectors: str
     """The layers, as in `--layers`."""
-    channels: tuple[int, ...] = ()
+    channels: tuple[int, ...]
     """Indices, each once; none for a change of all channels."""
-    numbers: tuple[float, ...] = ()
+    numbers: tuple[float, ...]
     """A factor, a standard deviation, or the lower and the upper limit; none of
     `ablate`."""
 

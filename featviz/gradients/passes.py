@@ -45,13 +45,13 @@ class PassPlan:
 
     options: PassOptions
     target: Target
-    target_layer: Layer | None = None
+    target_layer: Layer | None
     """The layer whose output the target is of; None where it is the model's."""
-    changes: Mapping[Layer, Sequence[Intervention]] = field(default_factory=dict)
+    changes: Mapping[Layer, Sequence[Intervention]]
     """The interventions of each layer, in the order of the options."""
-    backward: bool = False
+    backward: bool
     """Whether gradients are wanted."""
-    changes_values: bool = False
+    changes_values: bool
     """Whether some intervention changes values, and not only gradients."""
 
 
