@@ -234,9 +234,9 @@ def _of_three_axes(shape: Sequence[int], hints: Hints) -> Decision | None:
 
 
 def _of_four_axes(shape: Sequence[int], hints: Hints) -> Decision:
-    """What four axes are: maps [1, C, H, W] or [1, H, W, C], heads of tokens [1, heads, T, D] or
-    [1, T, heads, D], attention weights [1, heads, T, T] or [1, T, T, heads], or a batch
-    [N, C, H, W]."""
+    """What four axes are: maps [1, C, H, W] or [1, H, W, C], heads of tokens
+    [1, heads, T, D] or [1, T, heads, D], attention weights [1, heads, T, T] or
+    [1, T, T, heads], or a batch [N, C, H, W]."""
     # windows are told from a batch by the trace
     if shape[0] != 1:
         return Decision(Arrangement("batch"), "its first axis counts items")
