@@ -102,11 +102,11 @@ class ReceptiveField:
     @cached_property
     def largest(self) -> tuple[int, int]:
         """Height and width in pixels of what a position sees at most."""
-        boxes = [_to_box(edges) for edges in self.edges.flatten(1).T.tolist()]
-        seen = [box for box in boxes if box is not None]
-        height = max((box.bottom - box.top for box in seen), default=0)
-        width = max((box.right - box.left for box in seen), default=0)
-        return height, width
+        tops, lefts, bottoms, rights = self.edges
+        # see `_to_box`; of a position that sees nothing they are far below zero
+        heights = 1 - 2 * _FAR - bottoms - tops
+        widths = 1 - 2 * _FAR - rights - lefts
+        return max(0, int(heights.max())), max(0, int(widths.max()))
 
     def lines(self, size: Sequence[int]) -> list[int] | None:
         """The field as six numbers, `rundir.schema.Capture.receptive_field`.
