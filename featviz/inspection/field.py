@@ -328,7 +328,8 @@ class _Measure:
             self.units[site].values += sizes.cpu().numpy()
 
     def _follow(self, args: Sequence[Tensor]) -> None:
-        """Follow the pixels through a pass on zeros, once.
+        """Follow the pixels of the first image through a pass on zeros; check the size of
+        the others.
 
         Args:
             args: the model's arguments, of which the first is the image.

@@ -278,12 +278,12 @@ def _totals(network: nn.Module, row: LayerRow) -> Totals:
     """The figures of a network.
 
     Args:
-        row: the network's own row, which includes all modules inside it.
+        row: of the network itself, which includes all modules inside it.
     """
     sizes = [p.numel() * p.element_size() for p in _initialised(network)]
     return Totals(
         # `modules()` names each shared module once, as the parameters are counted
-        modules=sum(1 for _ in network.modules()),
+        modules=len(list(network.modules())),
         parameters=row.parameters,
         trainable=row.trainable,
         parameter_bytes=sum(sizes),
@@ -335,7 +335,7 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
     """
     meter = Meter()
     running = CallStack(model.module)
-    layers = list_layers(model.module)
+    names = {layer.name for layer in list_layers(model.module)}
     with in_eval_mode(model.module), ExitStack() as stack:
         # A module under two names runs as either: `running` knows under which it was
         # called, and so whose row the call belongs in.
@@ -348,7 +348,7 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
             stack.callback(
                 module.register_forward_hook(partial(meter.leave, now)).remove
             )
-        stack.enter_context(running.followed({layer.name for layer in layers}))
+        stack.enter_context(running.followed(names))
         # The inner mode is asked first, and takes apart an operator without a formula;
         # the meter, outside, sees what that is made of.
         with meter, meter.flops:

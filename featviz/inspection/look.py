@@ -285,7 +285,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         out: the page's file, which the result names, and the caller writes.
 
     Raises:
-        FeatvizError: no layer gives maps.
+        FeatvizError: the image cannot be read, the model fails, or no layer gives maps.
     """
     stages = prepared.layers
     if options.layers is None:

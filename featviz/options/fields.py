@@ -159,10 +159,7 @@ def declared(record_type: type[Struct]) -> dict[str, Option]:
         nobody may change it.
     """
     # a field without a text is not an option: it is for programs alone
-    help_texts: dict[str, str] = {}
-    # a record inherits fields with their texts, and may say something else of one
-    for ancestor in reversed(record_type.__mro__):
-        help_texts |= HELP.get(ancestor.__name__, {})
+    help_texts = HELP.get(record_type.__name__, {})
     # msgspec knows types and bounds; the order of a Literal only the annotation has
     hints = get_type_hints(record_type, include_extras=True)
     options = {}

@@ -147,11 +147,12 @@ class SourceMaps:
 
     def trace(self, table: Tensor) -> Trace:
         """Sum up a table of positions: which axes go over the rows and columns of which
-        map. Its values lie on a map, or evenly spread over it; or each of its rows is a
-        patch of a map, whose values have not been mixed yet.
+        map.
 
         Returns:
-            An empty trace for any other table.
+            An empty trace, unless the values lie at all positions of a map, or evenly
+            spread over it, each once; or each row of the table is a patch of a map,
+            whose values have not been mixed yet.
         """
         if not table.numel():  # the boxes of a detector that found none
             return Trace()
