@@ -44,6 +44,7 @@ class Name:
     __slots__ = ("text",)
 
     def __init__(self, text: str) -> None:
+        """The name with its module."""
         self.text = text
 
 
@@ -119,36 +120,45 @@ class Unpickler(pickle._Unpickler):
         self.append(Made(maker, tuple(arguments)))
 
     def _call(self) -> None:
+        """REDUCE, NEWOBJ: the arguments are on top of the stack, what is called below."""
         arguments = self.stack.pop()
         if type(arguments) is not tuple:
             raise pickle.UnpicklingError("the arguments of a call are no tuple")
         self._instantiate(self.stack.pop(), arguments)
 
     def _call_with_keywords(self) -> None:
-        self.stack.pop()  # keywords, of which no value is made
+        """NEWOBJ_EX: the keywords on top are dropped, since no value is made of them."""
+        self.stack.pop()
         self._call()
 
     def _build(self) -> None:
+        """BUILD: note a state of the object below it."""
         state = self.stack.pop()
         if type(self.stack[-1]) is not Made:
             raise pickle.UnpicklingError("a state for what has none")
         self.stack[-1].states.append(state)
 
     def _empty_dict(self) -> None:
+        """EMPTY_DICT."""
         self.append(Made(Name("builtins.dict")))
 
     def _dict(self) -> None:
-        self.pop_mark()  # without items: protocols 0 and 1 fill dicts afterwards
+        """DICT, of protocols 0 and 1: before it there are no items, since a dict is filled
+        afterwards."""
+        self.pop_mark()
         self._empty_dict()
 
     def _empty_set(self) -> None:
+        """EMPTY_SET."""
         self.append(Made(Name("builtins.set")))
 
     def _frozenset(self) -> None:
+        """FROZENSET, of all that is on the stack behind a mark."""
         items = self.pop_mark()  # which puts another stack in the place of this one
         self.append(Made(Name("builtins.frozenset"), (items,)))
 
     def _bytearray(self) -> None:
+        """BYTEARRAY8."""
         length = int.from_bytes(self.read(8), "little")
         # pickle's own method would reserve memory for bytes that are not there
         self.append(self.read(length))
@@ -188,6 +198,7 @@ class Unpickler(pickle._Unpickler):
                 )
 
     def _refused(self) -> None:
+        """PERSID, EXT1, EXT2, EXT4."""
         raise pickle.UnpicklingError("an instruction that looks into a registry")
 
     dispatch |= {

@@ -149,7 +149,9 @@ def _on_device(module: nn.Module, spec: str, device: torch.device) -> nn.Module:
     half precision.
 
     Args:
+        module: The module, which is changed in place.
         spec: MODEL as it was typed, for messages.
+        device: Where it goes.
 
     Raises:
         LoadError: Where its tensors have no values, or its wrappers have no end.
@@ -178,7 +180,11 @@ def _preprocess(
     beside the image.
 
     Args:
+        module: The model, on its device.
+        loaded: The same model as its source returned it, with what is known of images.
+        inputs: The user's options.
         seed: Of random numbers in `--input` and `--forward-arg`.
+        device: Where tensors among the further arguments go.
 
     Raises:
         UsageError: Where an option cannot be read, or does not go with the model.
@@ -450,7 +456,8 @@ def _configured_arch(path: Path, file_format: str) -> str | None:
     such file, or the file is a program, which needs no architecture.
 
     Args:
-        file_format: Of the file at `path`, as `sources.sniff` tells it.
+        path: The file of a model or its weights.
+        file_format: Its format, as `sources.sniff` tells it.
     """
     name = None if file_format == EXPORTED else architecture_beside(path)
     if name is None:

@@ -170,11 +170,11 @@ class Chain:
     def _resized(
         self, picture: Image.Image | Tensor, size: HeightWidth
     ) -> Image.Image | Tensor:
-        """A picture in another size: a picture of Pillow, or a tensor [C, H, W] of the same
-        type of numbers.
+        """A picture in another size, of the same type.
 
         Args:
-            size: Height and width in pixels.
+            picture: A picture of Pillow, or a tensor [C, H, W].
+            size: Its new height and width in pixels.
         """
         mode = self.interpolation
         if not isinstance(picture, Tensor):

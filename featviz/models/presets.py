@@ -120,6 +120,7 @@ def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:
 
     Args:
         preset: A key of PRESETS that was guessed, or None.
+        options: The user's choices.
     """
     # the preset none leaves an image its size
     is_sized = preset == "none" or bool(options.size or options.crop)
@@ -150,7 +151,9 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
     """How the library that made a model prepares images; None where it does not say.
 
     Args:
-        entry: As of `choose_preprocess`.
+        module: The model.
+        entry: What its source says of images: a Chain, an entry of torchvision's weights,
+            or None.
     """
     if isinstance(entry, Chain):
         return entry
@@ -380,6 +383,7 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
     transform = import_module("timm.data").create_transform(**settings)
 
     def prepare(image: Image.Image | Raster) -> Tensor:
+        """The input [1, C, H, W] that an image becomes."""
         if isinstance(image, Raster):
             return chain(image)
         tensor: Tensor = transform(image)[None]

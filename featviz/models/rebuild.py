@@ -460,6 +460,7 @@ def _check_module(module: nn.Module) -> None:
 
 
 def _itself(tensor: Tensor) -> Tensor:
+    """The tensor that it is given."""
     return tensor
 
 
@@ -735,7 +736,7 @@ def _number_type(builder: Builder, made: Made) -> np.dtype[Any]:
 
 
 def _number(dtype: np.dtype[Any], content: str | bytes) -> bool | int | float:
-    """A single number of numpy as Python's own."""
+    """The value of a number of numpy, as Python's own; `content` has its bytes."""
     number: bool | int | float = np.frombuffer(_bytes(content), dtype.str)[0].item()
     return number
 
@@ -748,7 +749,15 @@ def _array(
     content: str | bytes,
 ) -> np.ndarray:
     """The array of a call of numpy's `_reconstruct`; the arguments are those of its
-    state."""
+    state.
+
+    Args:
+        version: Of the state; there is one only.
+        shape: The array's.
+        dtype: Of its numbers.
+        is_fortran: Whether the first axis runs fastest in `content`.
+        content: The numbers; pickles of older protocols have a letter for each byte.
+    """
     order = "F" if is_fortran else "C"
     return _array_of_buffer(_bytes(content), dtype, shape, order)
 
@@ -756,7 +765,14 @@ def _array(
 def _array_of_buffer(
     content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any
 ) -> np.ndarray:
-    """The array of a call of numpy's `_frombuffer`, which protocol 5 writes."""
+    """The array of a call of numpy's `_frombuffer`, which protocol 5 writes.
+
+    Args:
+        content: The numbers.
+        dtype: Their type.
+        shape: The array's.
+        order: `C` where the last axis runs fastest in `content`, `F` where the first does.
+    """
     return np.frombuffer(content, dtype.str).reshape(shape, order=order)
 
 

@@ -200,7 +200,13 @@ def first_line(error: BaseException) -> str:
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:
-    """The error of a module of featviz for a library that is not installed."""
+    """The error of a module of featviz for a library that is not installed.
+
+    Args:
+        module: The module: `featviz.ray`.
+        extra: The extra of featviz that installs the library.
+        error: What the import raised.
+    """
     return ImportError(
         f"{module} cannot be used: {error}; pip install 'featviz[{extra}]'"
     )

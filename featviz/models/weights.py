@@ -650,7 +650,12 @@ def _without_counters(
 
 
 def _at(content: Any, key: str) -> Any:
-    """What `--key` names: keys of dicts and indices of lists, with dots between.
+    """The value in a checkpoint that `--key` names.
+
+    Args:
+        content: The checkpoint.
+        key: A key of it as it stands; or keys of dicts and indices of lists, with dots
+            between.
 
     Raises:
         LoadError: Where there is no such key or index.
@@ -955,7 +960,12 @@ class _Fit(NamedTuple):
 
 
 def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
-    """Compare tensors with a module's state dict, by names and shapes."""
+    """Compare tensors with a module, by names and shapes.
+
+    Args:
+        state: The module's state dict.
+        tensors: By name.
+    """
     # a state dict may also have an extra state, which can be anything
     expected = {
         name: value for name, value in state.items() if isinstance(value, Tensor)
