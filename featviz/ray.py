@@ -21,7 +21,7 @@ from featviz.run.resume import check_destination
 from featviz.run.run import stop_requests
 from featviz.rundir import RUN_FILE
 from featviz.rundir.schema import read_json
-from featviz.text import quoted
+from featviz.text import first_line, quoted
 
 NOT_OF_RAY = ("overwrite", "shard", "tensorboard")
 _SIGNAL_PAUSE = 0.2
@@ -193,7 +193,7 @@ def _result(task: Any) -> Any:
         raise
     except ray.exceptions.RayError as error:
         raise FeatvizError(
-            f"a worker of Ray has died 3 times: {quoted(str(error).splitlines()[0])}",
+            f"a worker of Ray has died 3 times: {quoted(first_line(error))}",
             "what is complete stays complete, and resume=True goes on; is there enough"
             " memory?",
         ) from error

@@ -95,6 +95,11 @@ def did_you_mean(
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def layer_named(label: str) -> str:
     """A layer's label within a sentence: `layer 4`, where a number begins it, as in
     nn.Sequential; the label alone where it is read as a name."""

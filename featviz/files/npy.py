@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from featviz.errors import FileError
-from featviz.text import quoted
+from featviz.text import first_line, quoted
 
 MAGIC = b"\x93NUMPY"
 
@@ -109,5 +109,6 @@ def _errors_as_one() -> Iterator[None]:
         with _PARSING:
             yield
     except Exception as error:
-        reason = quoted(str(error).partition("\n")[0]) or type(error).__name__
-        raise ValueError(f"it is no array as numpy writes it: {reason}") from error
+        raise ValueError(
+            f"it is no array as numpy writes it: {quoted(first_line(error))}"
+        ) from error

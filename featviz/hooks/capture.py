@@ -34,6 +34,7 @@ from featviz.hooks.functions import unwatched, watch_calls
 from featviz.hooks.layers import class_names, modules_by_name
 from featviz.records import KINDS, CaptureSite, Layer, Skip
 from featviz.records.tables import CaptureKind
+from featviz.text import first_line
 
 Sink = Callable[[CaptureSite, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
@@ -293,7 +294,7 @@ class Recorder:
             if self.fault is error:
                 raise
             raise ForwardError(
-                f"the backward pass failed: {_first_line(error)}",
+                f"the backward pass failed: {first_line(error)}",
                 "without grad and grad-input in --capture none is needed; -v shows the"
                 " traceback",
             ) from error
@@ -444,7 +445,7 @@ def forward(
         shapes = [tensor.shape for tensor in tensors(list(args))]
         sizes = "".join(map(_usual_sizes, shapes[:1])) or "--size, "
         raise ForwardError(
-            f"the model failed in {_at_fault(model, error)}: {_first_line(error)}",
+            f"the model failed in {_at_fault(model, error)}: {first_line(error)}",
             f"the input was {', '.join(str(list(shape)) for shape in shapes)}; {sizes}"
             "--crop and --input-channels change it, -v shows the traceback",
         ) from error
@@ -510,7 +511,3 @@ def _at_fault(model: nn.Module, error: Exception) -> str:
             label = f"{innermost} ({class_names(owner)[0]})"
         trace = trace.tb_next
     return label
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

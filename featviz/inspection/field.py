@@ -35,7 +35,6 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.layout.tracing.fields import PixelBox
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
-from featviz.models.requirements import first_line
 from featviz.options import ModelOptions, RunOptions
 from featviz.options.commands import FieldOptions
 from featviz.records import CaptureKey, CaptureSite, Layer, Skip
@@ -48,7 +47,15 @@ from featviz.run.prepare import (
 )
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
-from featviz.text import by, counted, layer_named, listed, of_image, safe_name
+from featviz.text import (
+    by,
+    counted,
+    first_line,
+    layer_named,
+    listed,
+    of_image,
+    safe_name,
+)
 
 SHARES = (0.2, 0.3, 0.5, 0.99)
 """Shares of a field, whose squares are measured: those that Ding et al. report (RepLKNet,

@@ -22,10 +22,9 @@ from featviz.files import read_json
 from featviz.models import weights
 from featviz.models.load import architecture_beside
 from featviz.models.presets import from_transformers, image_size
-from featviz.models.requirements import first_line
 from featviz.models.sources import FixedInput, Loaded, download_hint, load_source
 from featviz.options import ModelOptions
-from featviz.text import listed, quoted
+from featviz.text import first_line, listed, quoted
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,6 @@ from featviz.models.presets import (
 )
 from featviz.models.rebuild import UnbuiltModule
 from featviz.models.requirements import (
-    first_line,
     pick_device,
     require_torchvision,
 )
@@ -62,7 +61,7 @@ from featviz.models.sources import (
     unknown_name,
 )
 from featviz.options import InputOptions, ModelOptions
-from featviz.text import did_you_mean, listed, printable, quoted
+from featviz.text import did_you_mean, first_line, listed, printable, quoted
 
 log = logging.getLogger(__name__)
 

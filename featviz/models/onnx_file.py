@@ -13,8 +13,8 @@ from typing import Any
 
 from featviz.errors import LoadError
 from featviz.files import read_bytes
-from featviz.models.requirements import first_line, import_library
-from featviz.text import counted, listed, quoted
+from featviz.models.requirements import import_library
+from featviz.text import counted, first_line, listed, quoted
 
 MOST_BYTES = 2**31 - 1
 """The most bytes of a graph with its weights: protobuf, in which it reaches ONNX Runtime,

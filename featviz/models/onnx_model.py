@@ -33,9 +33,8 @@ from featviz.models import weights
 from featviz.models.onnx_calls import GraphValues, LayerCall, all_calls, layer_calls
 from featviz.models.onnx_file import all_nodes, read_graph, require_onnx
 from featviz.models.preprocess import Chain
-from featviz.models.requirements import first_line
 from featviz.models.sources import ANY_INPUT, FixedInput, Loaded
-from featviz.text import by, quoted
+from featviz.text import by, first_line, quoted
 
 RUNTIME = "ONNX Runtime"
 

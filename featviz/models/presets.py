@@ -29,11 +29,11 @@ from featviz.models.preprocess import (
     input_dtype,
     numbers_text,
 )
-from featviz.models.requirements import first_line, letterbox
+from featviz.models.requirements import letterbox
 from featviz.models.sources import ANY_INPUT, FixedInput
 from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
-from featviz.text import by, counted, quoted
+from featviz.text import by, counted, first_line, quoted
 
 _FRAMES = 16
 """How many a clip has, where nobody says it."""

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import FeatvizError, UsageError
+from featviz.text import first_line
 from featviz.version import __version__
 
 if TYPE_CHECKING:
@@ -192,11 +193,6 @@ def _import(package: str) -> None:
             "install a pair that fits: pip install --upgrade --force-reinstall torch"
             f" torchvision{index}",
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its class where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:

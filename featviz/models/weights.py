@@ -28,10 +28,9 @@ from featviz.files import npy, open_regular, read_json
 from featviz.models import inert, sources
 from featviz.models.classes import classes_of
 from featviz.models.rebuild import RefusedError, UnbuiltModule, lacks, rebuild
-from featviz.models.requirements import first_line
 from featviz.models.sources import FixedInput, importable, read_code
 from featviz.options import ModelOptions
-from featviz.text import listed, quoted
+from featviz.text import first_line, listed, quoted
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -70,7 +70,7 @@ class CallSide(NamedTuple):
     call: int
 
 
-Shapes: TypeAlias = Mapping[CallSide, list[list[int]]]
+Shapes: TypeAlias = dict[CallSide, list[list[int]]]
 """The shapes of all tensors that a layer gave or took at a call, in the order of the
 pass."""
 
@@ -109,7 +109,7 @@ def probe(
     blank: Sequence[Tensor],
     layers: Sequence[Layer],
     capture_kinds: Sequence[str] = ("output",),
-) -> dict[CallSide, list[list[int]]]:
+) -> Shapes:
     """Run the model once, and note what shapes its layers give and take.
 
     Args:
@@ -125,7 +125,7 @@ def probe(
         FeatvizError: the model fails.
     """
     # shapes alone: the tensors of all layers would fill the memory
-    shapes: dict[CallSide, list[list[int]]] = {}
+    shapes: Shapes = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
         """Note the shape of a tensor, unless it is a mask, or nested."""

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from featviz.errors import (
     FeatvizError,
@@ -50,13 +50,19 @@ class ImageJob(Generic[Input, T]):
     error: FeatvizError | None = None
 
 
+ShowImages: TypeAlias = Callable[[Sequence[ImageJob[Input, T]]], T]
+"""Runs the model on images whose inputs have the same shapes."""
+EarlierResult: TypeAlias = Callable[[Sample], ImageResult | None]
+"""What an earlier run made of a sample, if that is still good."""
+
+
 def visit(
     samples: Sequence[Sample],
     read: Callable[[Sample], Input],
-    show: Callable[[Sequence[ImageJob[Input, T]]], T],
+    show: ShowImages[Input, T],
     *,
     numbers: Sequence[int] | None = None,
-    kept: Callable[[Sample], ImageResult | None] | None = None,
+    kept: EarlierResult | None = None,
     batch_size: int = 1,
     stop: Event | None = None,
 ) -> Generator[ImageJob[Input, T], None, None]:
@@ -87,7 +93,7 @@ def visit(
 
 def _show_together(
     jobs: Sequence[ImageJob[Input, T]],
-    show: Callable[[Sequence[ImageJob[Input, T]]], T],
+    show: ShowImages[Input, T],
 ) -> None:
     """Show the images that could be read to the model in one pass, and give each job the
     result, which they share, or the error. Where a pass of several images fails, each
@@ -114,7 +120,7 @@ def read_jobs(
     read: Callable[[Sample], Input],
     numbers: Sequence[int] | None,
     ahead: int,
-    kept: Callable[[Sample], ImageResult | None] | None = None,
+    kept: EarlierResult | None = None,
 ) -> Generator[ImageJob[Input, Any], None, None]:
     """Read images in threads, ahead of the caller, and yield them in order. To close it
     waits for what is being read, and drops the rest.

@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -70,6 +70,13 @@ log = logging.getLogger(__name__)
 
 class WorkerDiedError(FeatvizError):
     """A worker process ended without a word: it was killed, or native code crashed."""
+
+
+Work: TypeAlias = Callable[[Iterator[int]], Iterable[R]]
+"""What a worker does: it takes numbers until there are no more, and yields a result for
+each. It runs in the worker, where it may hold on to what it needs for all of them."""
+Lost: TypeAlias = Callable[[int, WorkerDiedError], R]
+"""Makes the result of a number whose worker has died twice."""
 
 
 @dataclass
@@ -230,10 +237,10 @@ def _available_bytes() -> int:
 def side_by_side(
     first: Iterable[R],
     images: int,
-    work: Callable[[Iterator[int]], Iterable[R]],
+    work: Work[R],
     count: int,
     stop: Event,
-    lost: Callable[[int, WorkerDiedError], R],
+    lost: Lost[R],
 ) -> Generator[R, None, None]:
     """Make the result of the first image in this process, and those of the others in
     worker processes; yield them in order.
@@ -259,18 +266,16 @@ def side_by_side(
 
 def in_processes(
     numbers: Iterable[int],
-    work: Callable[[Iterator[int]], Iterable[R]],
+    work: Work[R],
     count: int,
     stop: Event,
-    lost: Callable[[int, WorkerDiedError], R],
+    lost: Lost[R],
 ) -> Generator[R, None, None]:
     """Let worker processes make a result of each number, and yield the results in
     order.
 
     Args:
-        work: what a worker does: it takes numbers until there are no more, and yields a
-            result for each. It runs in the worker, where it may hold on to what it
-            needs for all of them.
+        work: what a worker does.
         count: how many processes.
         stop: hands out no further numbers; those that workers have are finished.
         lost: makes the result of a number whose worker has died twice.
@@ -311,10 +316,10 @@ class _Crew(Generic[R]):
 
     def __init__(
         self,
-        work: Callable[[Iterator[int]], Iterable[R]],
+        work: Work[R],
         numbers: Iterable[int],
         count: int,
-        lost: Callable[[int, WorkerDiedError], R],
+        lost: Lost[R],
     ) -> None:
         """Begin without any process; the arguments are those of `in_processes`."""
         self.work = work
@@ -424,7 +429,7 @@ def _death(worker: _Worker) -> WorkerDiedError:
 
 
 def _run_worker(
-    work: Callable[[Iterator[int]], Iterable[R]],
+    work: Work[R],
     connection: Connection,
     inherited: Iterable[Connection],
 ) -> None:
