@@ -98,13 +98,16 @@ def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
         row: the picture.
         options: of the run that drew it, as run.json has them.
     """
-    colors, is_grey = _colors(row, options)
-    over = []
-    if row.overlay is not None:
-        over.append(f"{percent(row.overlay)} over the input")
     components = _component_key(row)
     if components is not None:
         return components
+    cmap = _colormap(row, options)
+    colors = scale_colors(cmap)
+    # over the input grey maps could not be recoloured alone
+    is_grey = cmap in colormap.GREYS and row.overlay is None
+    over = []
+    if row.overlay is not None:
+        over.append(f"{percent(row.overlay)} over the input")
     # each map has a scale of its own
     if row.range is None:
         scaling = ["scaled per map"] if len(row.drawn) > 1 else []
@@ -197,13 +200,6 @@ def _scaling(row: Capture) -> list[str]:
         return ["one scale for all kernels"]
     maps = "values" if row.layout == "vector" else "maps"
     return [f"one scale for all {maps}" + ("" if _is_fixed(row) else " of this image")]
-
-
-def _colors(row: Capture, options: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """The colours of a picture, and whether a page may show it in others: it is grey, and
-    does not lie over the input."""
-    cmap = _colormap(row, options)
-    return scale_colors(cmap), cmap in colormap.GREYS and row.overlay is None
 
 
 @lru_cache

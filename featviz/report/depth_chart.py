@@ -28,24 +28,24 @@ class PlotBox(NamedTuple):
 
 
 PLOT_BOX = PlotBox(left=56.0, top=12.0, width=760.0, height=150.0)
-_NAMES_AT = 180.0
+_LABELS_Y = 180.0
 _LETTER = 8.0
-"""The width of a letter of a name."""
+"""The width of a letter of a label, in pixels."""
 _GAP = 16.0
-"""Between two names."""
+"""Pixels between two labels."""
 
 
 class DepthPoint(NamedTuple):
-    """A layer on a line of the chart."""
+    """A tensor on a line of the chart."""
 
     x: float
     y: float
     text: str
-    """`layer1.relu: 31.2 dB`; of a name below the chart, the name alone."""
+    """`layer1.relu: 31.2 dB`; of a label below the chart, that alone."""
 
 
 class DepthCurve(NamedTuple):
-    """The line of a measure, through all layers where it is known and finite."""
+    """The line of a measure, through all tensors where it is known and finite."""
 
     name: str
     style: str
@@ -64,10 +64,10 @@ class DepthChart:
 
     curves: Sequence[DepthCurve]
     first: str
-    """The first layer, at the left end."""
+    """The label of the first tensor, at the left end."""
     last: str
     between: Sequence[DepthPoint]
-    """Names of layers between these, as many as there is room for."""
+    """The labels of tensors between these, as many as there is room for."""
     box: PlotBox = PLOT_BOX
 
     @property
@@ -77,11 +77,11 @@ class DepthChart:
 
 
 class _DepthMeasure(NamedTuple):
-    """A number of a layer, and how an axis shows it."""
+    """A number of a tensor, and how an axis shows it."""
 
     name: str
     style: str
-    of_layer: Callable[[ComparedTensor], float]
+    of_tensor: Callable[[ComparedTensor], float]
     format: str
     unit: str
     """Behind the ends of the axis."""
@@ -93,57 +93,57 @@ class _DepthMeasure(NamedTuple):
 
 _MEASURES = (
     _DepthMeasure(
-        "SQNR", "sqnr", lambda layer: layer.sqnr, "{:.1f} dB", " dB", 10.0, math.inf
+        "SQNR", "sqnr", lambda tensor: tensor.sqnr, "{:.1f} dB", " dB", 10.0, math.inf
     ),
     _DepthMeasure(
-        "cosine", "cosine", lambda layer: layer.cosine, "{:.4f}", "", 0.05, 1.0
+        "cosine", "cosine", lambda tensor: tensor.cosine, "{:.4f}", "", 0.05, 1.0
     ),
 )
 
 
-def depth_chart(layers: Sequence[ComparedTensor]) -> DepthChart | None:
-    """The chart of some layers; None where no line would have two points.
+def depth_chart(tensors: Sequence[ComparedTensor]) -> DepthChart | None:
+    """The chart of compared tensors; None where no line would have two points.
 
     Args:
-        layers: in the model's order; may be empty. Each has its place on the x axis,
+        tensors: in the model's order; may be empty. Each has its place on the x axis,
             whether or not it has a point there: both lines have it at the same x.
     """
     curves = []
     for measure in _MEASURES:
-        curve = _curve(measure, layers)
+        curve = _curve(measure, tensors)
         if curve is not None:
             curves.append(curve)
     if not curves:
         return None
-    return DepthChart(curves, layers[0].label, layers[-1].label, _between(layers))
+    return DepthChart(curves, tensors[0].label, tensors[-1].label, _between(tensors))
 
 
-def _between(layers: Sequence[ComparedTensor]) -> list[DepthPoint]:
-    """Names of layers between the first and the last, each below its point; those for
+def _between(tensors: Sequence[ComparedTensor]) -> list[DepthPoint]:
+    """The labels of tensors between the first and the last, each below its point: those for
     which there is room, from left to right."""
-    step = PLOT_BOX.width / (len(layers) - 1)
-    # The first name begins at its point, the last one ends there, and those between
-    # have theirs in the middle.
-    free = PLOT_BOX.left + _LETTER * len(layers[0].label) + _GAP
-    end = PLOT_BOX.left + PLOT_BOX.width - _LETTER * len(layers[-1].label) - _GAP
-    names = []
-    for position, layer in enumerate(layers):
+    step = PLOT_BOX.width / (len(tensors) - 1)
+    # The first label begins below its point, the last one ends there, and the others have
+    # theirs in the middle.
+    free = PLOT_BOX.left + _LETTER * len(tensors[0].label) + _GAP
+    end = PLOT_BOX.left + PLOT_BOX.width - _LETTER * len(tensors[-1].label) - _GAP
+    labels = []
+    for position, tensor in enumerate(tensors):
         across = PLOT_BOX.left + step * position
-        half = _LETTER / 2 * len(layer.label)
+        half = _LETTER / 2 * len(tensor.label)
         if free <= across - half and across + half <= end:
-            names.append(DepthPoint(round(across, 1), _NAMES_AT, layer.label))
+            labels.append(DepthPoint(round(across, 1), _LABELS_Y, tensor.label))
             free = across + half + _GAP
-    return names
+    return labels
 
 
 def _curve(
-    measure: _DepthMeasure, layers: Sequence[ComparedTensor]
+    measure: _DepthMeasure, tensors: Sequence[ComparedTensor]
 ) -> DepthCurve | None:
-    """The line of one measure; None where fewer than two layers have a number."""
+    """The line of one measure; None where fewer than two tensors have a point."""
     values = {}
-    for position, layer in enumerate(layers):
-        value = measure.of_layer(layer)
-        # an equal layer has an infinite SQNR, and no point
+    for position, tensor in enumerate(tensors):
+        value = measure.of_tensor(tensor)
+        # an equal tensor has an infinite SQNR, and no point
         if math.isfinite(value):
             values[position] = value
     if len(values) < 2:
@@ -151,13 +151,13 @@ def _curve(
     low, high = _axis(measure, values.values())
     points = []
     for position, value in values.items():
-        across = position / (len(layers) - 1)
+        across = position / (len(tensors) - 1)
         # pixels count downwards
         down = 1 - (value - low) / (high - low)
         point = DepthPoint(
             x=round(PLOT_BOX.left + PLOT_BOX.width * across, 1),
             y=round(PLOT_BOX.top + PLOT_BOX.height * down, 1),
-            text=f"{layers[position].label}: {measure.format.format(value)}",
+            text=f"{tensors[position].label}: {measure.format.format(value)}",
         )
         points.append(point)
     return DepthCurve(
@@ -166,7 +166,7 @@ def _curve(
         low=f"{low:g}{measure.unit}",
         high=f"{high:g}{measure.unit}",
         points=points,
-        summary=_summary(measure, layers, values),
+        summary=_summary(measure, tensors, values),
     )
 
 
@@ -181,23 +181,23 @@ def _axis(measure: _DepthMeasure, values: Collection[float]) -> tuple[float, flo
 
 def _summary(
     measure: _DepthMeasure,
-    layers: Sequence[ComparedTensor],
+    tensors: Sequence[ComparedTensor],
     values: Mapping[int, float],
 ) -> str:
-    """A line in words: its ends, its lowest point, and how many layers are infinite.
+    """A line in words: its ends, its lowest point, and how many tensors are infinite.
 
     Args:
-        values: of the layers that have a point, by their position in `layers`.
+        values: of the tensors that have a point, by their position in `tensors`.
     """
 
     def at(position: int) -> str:
         value = measure.format.format(values[position])
-        return f"{value} at {layers[position].label}"
+        return f"{value} at {tensors[position].label}"
 
     first, *_, last = values
     lowest = min(values, key=lambda position: values[position])
     summary = f"{measure.name} from {at(first)} to {at(last)}, lowest {at(lowest)}"
-    infinite = sum(measure.of_layer(layer) == math.inf for layer in layers)
+    infinite = sum(measure.of_tensor(tensor) == math.inf for tensor in tensors)
     if infinite:
         summary += f", infinite (no point) at {counted(infinite, 'layer')}"
     return summary
