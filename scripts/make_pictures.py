@@ -347,7 +347,7 @@ TABLE: dict[str, Picture] = {
             ),
             "featviz diff five-maps five-without --html changes.html",
         ),
-        screenshot("changes.html", (760, 480), 760),
+        screenshot("changes.html", (760, 640), 760),
     ),
     "similar": Picture(
         (
