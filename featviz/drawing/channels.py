@@ -41,10 +41,7 @@ def choose_channels(
         present = set(candidates)
         chosen = [number for number in choice.numbers if number in present]
         if not chosen:
-            channels = (
-                f"{counted(len(candidates), 'channel')} ({ranges(candidates, 3)})"
-            )
-            raise LayoutError(f"has {channels}, none of {text}")
+            raise LayoutError(f"has {_described(candidates)}, none of {text}")
         return chosen
     count = min(choice.most, len(candidates))
     if choice.rule == "first":
@@ -56,6 +53,11 @@ def choose_channels(
     # a channel of NaN says nothing, and numpy sorts it last
     order = np.argsort(-keys[list(candidates)], kind="stable")
     return [candidates[position] for position in order[:count]]
+
+
+def _described(channels: Collection[int]) -> str:
+    """Channels for people: `4 channels (0-3)`."""
+    return f"{counted(len(channels), 'channel')} ({ranges(channels, 3)})"
 
 
 def warn_of_lacking(
@@ -73,9 +75,9 @@ def warn_of_lacking(
     for label, present in candidates.items():
         lacking = [number for number in numbers if number not in present]
         if lacking and len(lacking) < len(numbers):
-            channels = f"{counted(len(present), 'channel')} ({ranges(present, 3)})"
             name = layer_named(quoted(label))
-            lines.append(f"{name} has {channels}, not {ranges(lacking, 3)}")
+            missing = ranges(lacking, 3)
+            lines.append(f"{name} has {_described(present)}, not {missing}")
     if lines:
         log.warning("--channels %s: %s", text, listed(lines, 3, "; "))
 

@@ -92,7 +92,8 @@ class GridPicture:
 
     @property
     def drawn(self) -> Sequence[int]:
-        """The channel of each tile; of slices side by side the one they share."""
+        """The channels that the tiles show, in tile order: each has a tile, or several
+        slices side by side. Those of a reduced picture are all in its one tile."""
         return range(len(self.stats)) if self.channels is None else self.channels
 
     @property
