@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import ceil, inf
+from math import ceil
 from statistics import geometric_mean
 from typing import NamedTuple
 
@@ -227,15 +227,11 @@ def _aspects(table: TileTable) -> list[float]:
         columns.append(
             [tile.shape[1] / len(tile) for tile in tiles if tile is not None]
         )
-    longest = _LONG
-    if all(min(column, default=_LONG) >= _LONG for column in columns):
-        longest = inf
-    tallest = min(map(min, filter(None, columns)))
-    aspects = []
-    for column in columns:
-        shown = [aspect for aspect in column if aspect < longest]
-        aspects.append(min(shown, default=tallest))
-    return aspects
+    counted = [[aspect for aspect in column if aspect < _LONG] for column in columns]
+    if not any(counted):
+        counted = columns
+    tallest = min(map(min, filter(None, counted)))
+    return [min(column, default=tallest) for column in counted]
 
 
 def _natural_height(table: TileTable, aspects: Sequence[float]) -> float:

@@ -151,7 +151,7 @@ def _mean_and_variance(row, length, height, border, at_once):
         height: lines of a slice.
         border: lines that are left out at both ends of a slice, and values at both ends
             of a line.
-        at_once: whether the first shift has to do; for rows with NaN, whose sums
+        at_once: whether to stop after the first shift: for rows with NaN, whose sums
             nobody reads.
     """
     shift = row[border * length + border]

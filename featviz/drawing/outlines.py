@@ -41,7 +41,7 @@ def with_boxes(
     Returns:
         uint8 [H, W, 3].
     """
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image = Image.fromarray(pixels)
     draw = ImageDraw.Draw(image)
     thick = max(1, round(max(image.size) / _LINES_A_SIDE))
     limits = np.array([*image.size, *image.size]) - 1
@@ -64,7 +64,7 @@ def with_ring(pixels: Bytes, x: float, y: float) -> Bytes:
         pixels: uint8 [H, W, 3].
         x, y: the spot, 0..1 from the left and from the top.
     """
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image = Image.fromarray(pixels)
     draw = ImageDraw.Draw(image)
     centre = (x * image.width, y * image.height)
     longest = max(image.size)

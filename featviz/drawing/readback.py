@@ -79,10 +79,10 @@ def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
         return False
     if plan.tile_count != len(drawn_channels(row)) * row.slice_count:
         return False
-    if palette is not None and len(palette) != 256:
-        return False
-    # the last entry is magenta for what is not finite: else it is not a palette of ours
-    if palette is not None and (palette[-1] != colormap.MAGENTA).any():
+    # a palette of ours has magenta as its last entry, for what is not finite
+    if palette is not None and (
+        len(palette) != 256 or (palette[-1] != colormap.MAGENTA).any()
+    ):
         return False
     # of constant maps with several slices a picture may show only some
     return row.constant is None or row.constant[0] == 1

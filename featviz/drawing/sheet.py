@@ -197,7 +197,7 @@ class Canvas:
         spot = self._spot(cell)
         method = Image.Resampling.HAMMING if smooth else Image.Resampling.NEAREST
         height, width = spot.shape[:2]
-        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image = Image.fromarray(pixels)
         spot[:] = np.asarray(image.resize((width, height), method))
 
     def write(

@@ -148,7 +148,7 @@ class CropReader:
         ):
             # what the model saw, not the file: fields count pixels after crop and resize
             pixels = to_pixels(study.model.preprocess.shown(batch.inputs)[0])
-            rgb = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+            rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
             args = [arg.to("meta") for arg in batch.inputs]
             seen = _SeenImage(batch.images[0], Image.fromarray(rgb), args)
             self._cached_bytes += rgb.nbytes
