@@ -69,6 +69,7 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
     """
 
     def decorate(function: F) -> F:
+        """Changes the function's signature and documentation; returns it wrapped."""
         # editors, notebooks and Sphinx read `__signature__`
         signature = inspect.signature(function)
         parameters = dict(signature.parameters)

@@ -152,6 +152,7 @@ def _image_shots(image: ImageResult) -> Iterator[Shot]:
 
 
 def _failure_lines(images: Sequence[ImageResult]) -> list[str]:
+    """A line for each image that failed."""
     return [
         f"{image.name} failed: {image.error}"
         for image in images

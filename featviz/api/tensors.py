@@ -51,7 +51,7 @@ _NO_BACKWARD = -1
 def capture(
     model: nn.Module, layers: Layers | None = None
 ) -> Iterator[Mapping[str, list[Tensor]]]:
-    """Keep what layers give while the block runs.
+    """Keep the outputs of layers while the block runs.
 
     Args:
         model: any module; the caller runs it. Inside the block compiled models run as
@@ -99,6 +99,7 @@ def capture(
     called: dict[Layer, bool] = {}
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:
+        """Keeps a copy of a tensor under the name of its layer."""
         # torch.utils.checkpoint runs layers once more inside the backward pass
         if torch._C._current_graph_task_id() != _NO_BACKWARD:
             return

@@ -396,6 +396,7 @@ def health_check(
     plan = plan_audit(model, options.layers, blank)
 
     def check(model: LoadedModel, folder: Folder) -> Mapping[str, Any]:
+        """Audits the model as it is now."""
         study = Study(model, samples, options)
         document = _judged(study, plan, _count(study, plan, options), options)
         output.write_document(folder, document)

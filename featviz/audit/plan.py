@@ -88,6 +88,7 @@ class AuditPlan:
         next_call = Counter[str]()
 
         def leave(layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
+            """Numbers a call that has finished, and hands its output on."""
             call = Call(layer.name, layer.type, next_call[layer.name])
             next_call[layer.name] += 1
             # the sink itself calls functions of torch, which are no calls of the model

@@ -226,6 +226,7 @@ def _see_again(
     current = 0
 
     def sink(call: Call, output: Any) -> None:
+        """Keeps the maps of the suspects that the image `current` excites."""
         for source, channel in channels_of[current]:
             if source.call == call:
                 seen.maps[MapKey(call, channel, current)] = _map_of(

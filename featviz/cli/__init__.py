@@ -254,6 +254,7 @@ def _log_to_stderr() -> None:
     warnings: set[str] = set()
 
     def is_printed_now(record: logging.LogRecord) -> bool:
+        """Whether a message is printed: a warning only once, and not while it waits."""
         # both models of a comparison mostly cause the same warnings
         message = record.getMessage()
         if message in warnings:

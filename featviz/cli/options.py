@@ -254,6 +254,7 @@ def command(
     ]
 
     def decorate(function: Callable[[Values], int]) -> Command:
+        """Makes the command; its name and help are those of the function."""
         made = Command(
             function.__name__,
             params=params,
@@ -458,6 +459,7 @@ def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
     def complete(
         ctx: click.Context, param: click.Parameter, begun: str
     ) -> list[CompletionItem]:
+        """The choices that begin with what was typed so far."""
         return [
             CompletionItem(choice)
             for choice in option.choices

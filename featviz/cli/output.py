@@ -159,6 +159,7 @@ def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:
+            """Moves the bar, and prints what is to be said of an image."""
             advance(total)
             if fault is None:
                 print_waiting()

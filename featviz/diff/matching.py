@@ -105,7 +105,8 @@ class _ComparedImages(NamedTuple):
 
 
 def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedImages:
-    """Compare the tensors of all images that both runs have.
+    """Compare the tensors of all images that both runs have. An image with a damaged file
+    has no changes in the result, which says why.
 
     Args:
         tolerance: the relative difference up to which values are equal, 0..1.
@@ -195,6 +196,8 @@ def _nothing_shared(
 
 
 def _incomparable(reason: str) -> CompareError:
+    """The error of two runs that did not do the same, for a reason such as `the scale mode
+    is 'map' in BASE and 'layer' in NEW`."""
     return CompareError(
         f"these runs cannot be compared: {reason}",
         "run both with the same images, preprocessing and --normalize",

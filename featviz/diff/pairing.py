@@ -201,6 +201,7 @@ class _Pairing:
     the earlier ones have left; `pairs` applies all of them."""
 
     def __init__(self, network: Rows, graph: Rows) -> None:
+        """Begin with all tensors of both, and no pair."""
         # copies, from which the rules take what they pair
         self.network = dict(network)
         self.graph = dict(graph)

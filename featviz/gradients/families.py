@@ -72,6 +72,7 @@ class ModelOutput(NamedTuple):
 
 
 def _is_yolo(output: ModelOutput) -> bool:
+    """Whether the model is a detector of Ultralytics, but for RT-DETR."""
     bases = {
         base.__name__
         for base in type(output.module).__mro__
@@ -187,6 +188,7 @@ def _bounds(boxes: Tensor, angles: Tensor) -> Tensor:
 
 
 def _is_torchvision_detector(output: ModelOutput) -> bool:
+    """Whether the output is a list of one dict with boxes, labels and scores."""
     value = output.value
     if not isinstance(value, list) or len(value) != 1:
         return False
@@ -384,6 +386,7 @@ def _first_of(*names: str) -> Callable[[nn.Module], list[str]]:
     """
 
     def layers(module: nn.Module) -> list[str]:
+        """Names the layers of a model."""
         for name in names:
             part = _at_path(module, name)
             if isinstance(part, nn.ModuleList):
@@ -412,6 +415,7 @@ def _of_regions(
     """
 
     def read(output: ModelOutput) -> Regions:
+        """Takes the scores of the one image for regions."""
         scores = output_at(output.value, key)[0]
         # One or three channels that no library calls scores may be a picture.
         noun = "channel" if not key and len(scores) in (1, 3) else "class"

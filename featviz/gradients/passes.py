@@ -477,6 +477,7 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
     outputs = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
+        """Keeps an output, or hands a gradient on with the output that it belongs to."""
         kind = KINDS[site.kind]
         if not kind.backward:
             outputs[site] = tensor.clone()
