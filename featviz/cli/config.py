@@ -96,16 +96,14 @@ def _unknown(path: Path, key: str, problem: str, names: Collection[str]) -> Usag
 
 def _as_typed(param: click.Parameter, value: Any) -> Any:
     """A value of the file in the form in which click has values of the command line."""
-    is_option = isinstance(param, click.Option)
-    if (is_option and param.multiple) or param.nargs == -1:
+    # arguments have neither of these attributes
+    is_repeatable = param.nargs == -1 or getattr(param, "multiple", False)
+    is_flag = getattr(param, "is_flag", False)
+    if is_repeatable:
         return value if isinstance(value, list) else [value]
     # for an option that is not repeatable, a list is one value with commas
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if (
-        isinstance(param, click.Option)
-        and param.is_flag
-        and not isinstance(value, bool)
-    ):
+    if is_flag and not isinstance(value, bool):
         return str(value)
     return value

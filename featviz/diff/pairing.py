@@ -143,8 +143,8 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
 
 def _runtime(run: ReadRun) -> object:
     """The name of what computed the model of a run; None for torch."""
-    model = run.record.get("model")
-    return model.get("runtime") if isinstance(model, dict) else None
+    model = run.record.get("model") or {}
+    return model.get("runtime")
 
 
 def _rows(run: ReadRun, compared_run: ReadRun) -> Rows:

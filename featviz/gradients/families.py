@@ -201,8 +201,9 @@ def _torchvision_boxes(output: ModelOutput) -> Boxes:
     (answer,) = output.value
     labels = answer["labels"]
     scores = answer["scores"]
-    count = max([0, *labels.tolist()]) + 1
-    count = max(count, len(output.names), _class_count(output.module))
+    # a model without a list of classes has at least those of its labels
+    counts = (labels + 1).tolist()
+    count = max(1, len(output.names), _class_count(output.module), *counts)
     names = output.names
     if len(names) == count - 1:  # a list that leaves out class 0, the background
         names = ("background", *names)

@@ -290,9 +290,8 @@ class Watched:
         self._target_outputs = []
         # the same noise for each image: its pictures do not depend on other images
         self._noise.manual_seed(self.plan.options.seed)
-        following: AbstractContextManager[Any] = nullcontext()
-        if not book.is_traced:
-            following = book.traced(self.model.module, self.layers)
+        # which follows the image only if it has not been followed yet
+        following = book.traced(self.model.module, self.layers)
         rule: AbstractContextManager[Counter[str] | None] = nullcontext()
         if self.plan.options.grad_rule != "plain":
             rule = relu_rule(self.plan.options.grad_rule)
