@@ -133,7 +133,7 @@ def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
     if new_tensor is not None:
         return _new_tensor(title, new_tensor, random)
     # by its name alone: a value that is meant as a file is never read as a number
-    if text.endswith(tuple(_READERS)):
+    if Path(text).suffix in _READERS:
         return _read_file(title, Path(text))
     for number_type in (int, float):
         with suppress(ValueError):

@@ -245,6 +245,7 @@ def test_a_tensor_with_a_batch_of_one_grows_to_the_batch(picture: Path) -> None:
         ),
         (["t=open('x')"], "--forward-arg t=open('x') is no value"),
         (["t=none.npy"], "--forward-arg t: none.npy is no file"),
+        (["t=.npy"], "--forward-arg t=.npy is no value"),
         (["t=bad.npy"], "--forward-arg t: bad.npy cannot be read: it is no array"),
         (
             ["t=bad.pt"],
@@ -262,7 +263,8 @@ def test_what_is_no_argument_gets_one_line(
 ) -> None:
     """A usage error with the value and the remedy; nothing is written."""
     monkeypatch.chdir(code.parent)
-    Path("bad.npy").write_bytes(b"no array")
+    for name in ("bad.npy", ".npy"):
+        Path(name).write_bytes(b"no array")
     Path("bad.pt").write_bytes(b"no array")
     done = featviz("run", f"{code}:Conditional", picture, *flags(values), "-q")
     refused(done, 2, message)
