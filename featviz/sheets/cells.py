@@ -446,19 +446,21 @@ def _different(
     if not rows:
         return list(ranking[:count])
     points = np.concatenate(rows, axis=1)
-    # of centred rows of length 1 the distance is small where the correlation is large
-    points -= points.mean(axis=1, keepdims=True)
-    points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-6)
     chosen = [varying[position] for position in farthest_first(points, count)]
     rest = [channel for channel in ranking if channel not in chosen]
     return (chosen + rest)[:count]
 
 
 def _thumbnails(tiles: Sequence[Bytes]) -> Floats:
-    """Tiles of one size, averaged down: a row for each, float32 [N, P]."""
+    """Tiles of one size, averaged down, without their mean: a row for each, float32
+    [N, P]."""
     step = max(1, max(tiles[0].shape[:2]) // _COMPARED_SIDE)
     small = [np.asarray(Image.fromarray(tile).reduce(step)).ravel() for tile in tiles]
-    return np.stack(small).astype(np.float32)
+    rows: Floats = np.stack(small).astype(np.float32)
+    # A map that is dark but for one pixel correlates with no other. Yet there is little
+    # to see in it: its row stays a short one, near to all others.
+    rows -= rows.mean(axis=1, keepdims=True)
+    return rows
 
 
 class _ChannelStrength(NamedTuple):

@@ -348,7 +348,8 @@ def test_varied_channels_look_different(
 
 
 def test_each_further_channel_differs_most(tmp_path: Path) -> None:
-    """By numpy, its largest correlation with those before it is the least one."""
+    """By numpy, its least distance from those before it is the largest one: of maps in
+    their own scale, without their mean."""
     conv = torch.nn.Conv2d(3, 9, 3, bias=False)
     torch.nn.init.normal_(conv.weight, generator=torch.Generator().manual_seed(1))
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), "uint8")
@@ -356,12 +357,11 @@ def test_each_further_channel_differs_most(tmp_path: Path) -> None:
         conv, pixels, "*", tmp_path / "run", preset="none", tensors=True, scale=1
     )
     maps = result.captures[0].tensor[0].flatten(1).numpy()
-    correlations = np.corrcoef(maps)
     expected = [int(maps.std(axis=1).argmax())]
+    maps = (maps - maps.mean(1, keepdims=True)) / np.ptp(maps, axis=1, keepdims=True)
+    distances = np.linalg.norm(maps[:, None] - maps, axis=2)
     while len(expected) < 9:
-        nearest = correlations[expected].max(axis=0)
-        nearest[expected] = 2
-        expected.append(int(nearest.argmin()))
+        expected.append(int(distances[expected].min(axis=0).argmax()))
 
     (channels,) = sheet_of(tmp_path / "run", channels="varied:9").channels.values()
 
