@@ -36,7 +36,6 @@ from featviz.inspection.cam_layers import default_layers
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
-from featviz.models.preprocess import Window
 from featviz.models.requirements import require_matplotlib
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.options.commands import CamOptions
@@ -590,7 +589,7 @@ def _drawn(
     values = evidence.maps.data[0].cpu().numpy()
     if len(values) == 1:  # no clip
         values = values[0]
-        pixels = _marked(pixels, outcome.focus, image.window)
+        pixels = _marked(pixels, _in_window(outcome.focus, image))
     return LayerCam(
         site=evidence.site,
         values=values,
@@ -608,17 +607,36 @@ def _shown_title(outcome: Outcome) -> str:
     return f"input, with the edge of {outcome.target_title}"
 
 
-def _marked(
-    pixels: Bytes, focus: Detection | Integers | None, window: Window | None = None
-) -> Bytes:
-    """A picture of the input, or of its window, with a box or the edge of a region.
+def _in_window(
+    focus: Detection | Integers | None, image: ModelInput
+) -> Detection | Integers | None:
+    """A box or the mask of a region of an input, as it lies in the input without its
+    padding."""
+    window = image.window
+    if focus is None or window is None:
+        return focus
+    if isinstance(focus, Detection):
+        x0, y0, x1, y1 = focus.box
+        x0 -= window.left
+        x1 -= window.left
+        y0 -= window.top
+        y1 -= window.top
+        return replace(focus, box=(x0, y0, x1, y1))
+    # the mask covers the input in its own resolution
+    down = focus.shape[0] / image.args[0].shape[-2]
+    across = focus.shape[1] / image.args[0].shape[-1]
+    bottom = round(down * (window.top + window.height))
+    right = round(across * (window.left + window.width))
+    return focus[round(down * window.top) : bottom, round(across * window.left) : right]
+
+
+def _marked(pixels: Bytes, focus: Detection | Integers | None) -> Bytes:
+    """A picture with a box, or the edge of a region.
 
     Args:
         pixels: uint8 [H, W, C].
-        focus: a box in pixels of the whole input, or a mask [h, w] of the region; None
-            marks nothing.
-        window: the part of the input that `pixels` are, without the padding; None for
-            all of it.
+        focus: a box in pixels of the picture; or a mask [h, w] of the region, which
+            covers the picture. None marks nothing.
     """
     if focus is None:
         return pixels
@@ -626,13 +644,7 @@ def _marked(
         pixels = np.repeat(pixels, 3, axis=2)
     if not isinstance(focus, Detection):
         return with_outline(pixels, focus)
-    x0, y0, x1, y1 = focus.box
-    if window is not None:  # the box counts pixels of the whole input
-        x0 -= window.left
-        x1 -= window.left
-        y0 -= window.top
-        y1 -= window.top
-    return with_boxes(pixels, [(x0, y0, x1, y1)], [focus.text])
+    return with_boxes(pixels, [focus.box], [focus.text])
 
 
 def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -429,20 +430,57 @@ def detect(self: nn.Module, x: Tensor) -> list[dict[str, Tensor]]:
     return [{"boxes": boxes, "labels": torch.ones(1).long(), "scores": score[None]}]
 
 
+def segment(self: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """A way of `Net`: half as many scores as pixels; class 1 wins from column 20 to 35
+    and row 24 to 39 of the input."""
+    scores = self.conv(x)[:, :, ::2, ::2] / 100
+    scores[:, 0] += 1
+    scores[:, 1, 12:20, 10:18] += 2
+    return {"out": scores}
+
+
+@pytest.fixture
+def pads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Has the preset yolo pad images by so many rows above, and columns to the left."""
+
+    def begin(top: int, left: int) -> None:
+        def pad(image: np.ndarray) -> np.ndarray:
+            margins = ((top, 0), (left, 0), (0, 0))
+            return np.pad(image, margins, constant_values=114)
+
+        # in place of Ultralytics' LetterBox, which takes seconds to import
+        for module in (preprocess, presets):
+            monkeypatch.setattr(module, "letterbox", lambda: lambda *_, **__: pad)
+
+    return begin
+
+
+@pytest.mark.parametrize(("top", "left"), [(8, 0), (0, 6), (12, 4)])
+def test_the_edge_of_a_region_is_where_it_is_without_the_padding(
+    top: int, left: int, pads: Callable[[int, int], None]
+) -> None:
+    """The white line lies on the outermost pixels of the region, moved by what is padded
+    above and to the left."""
+    pads(top, left)
+    net = Net(segment, conv=nn.Conv2d(3, 2, 1))
+    photo = np.full((64 - top, 64 - left, 3), 90, np.uint8)
+
+    result = fv.cam(
+        net, photo, "class:1", preset="yolo", size=64, layers="conv", overlay=0
+    )
+
+    rows, columns = np.nonzero((np.asarray(result.image) == 255).all(2))
+    assert (columns.min(), columns.max()) == (20 - left, 35 - left)
+    assert (rows.min(), rows.max()) == (24 - top, 39 - top)
+
+
 @pytest.mark.parametrize(("top", "left"), [(9, 0), (0, 7), (13, 5)])
 def test_a_box_is_marked_where_it_is_without_the_padding(
-    top: int, left: int, monkeypatch: pytest.MonkeyPatch
+    top: int, left: int, pads: Callable[[int, int], None]
 ) -> None:
     """All four edges of its dark line move by what numpy has padded above and to the
     left."""
-
-    def pad(image: np.ndarray) -> np.ndarray:
-        margins = ((top, 0), (left, 0), (0, 0))
-        return np.pad(image, margins, constant_values=114)
-
-    # in place of Ultralytics' LetterBox, which takes seconds to import
-    for module in (preprocess, presets):
-        monkeypatch.setattr(module, "letterbox", lambda: lambda *_, **__: pad)
+    pads(top, left)
     net = Net(detect, conv=nn.Conv2d(3, 2, 1))
     photo = np.full((64 - top, 64 - left, 3), 90, np.uint8)
 
