@@ -182,12 +182,12 @@ def strips(
             piece[:] = colors.pad
         rows = levels.reshape(count, plan.map_size[0], -1)
         loops.lay_tiles(rows, plan.columns, *plan.scale, depth, plan.padding, piece)
+        enlarged = _enlarged(piece, plan)
         if marks is not None and marks[first : first + count].any():
-            enlarged = _enlarged(piece, plan)
             draw_marks(enlarged, marks[first : first + count], colors)
         for number, label in (labels or {}).items():
             if first <= number < first + count:
-                tile = _enlarged(piece, plan)[divmod(number - first, plan.columns)]
+                tile = enlarged[divmod(number - first, plan.columns)]
                 write_label(tile, label, colors)
         height = -(-count // plan.columns) * row_height
         yield piece[:height] if first else buffer[: plan.padding + height]
