@@ -300,14 +300,15 @@ def draw_tiles(
     maps = data.flatten(1)
     stats = statistics(maps)
     deviations = values.inner_deviations(data, border) if border else stats[:, STD]
-    is_flat = is_constant(stats)
+    are_constant = is_constant(stats)
     drawn = data
     constant = None
-    if as_values and options.marks and _are_worth_a_strip(data, stats, is_flat):
+    if as_values and options.marks and _are_worth_a_strip(data, stats, are_constant):
+        # one value stands for each map
         constant = (data.shape[1], *data.shape[3:])
         drawn = data[:, :1, :, :1, :1]
         strip = True
-    channels, groups = _choose_maps(maps, stats, deviations, options, strip)
+    channels, collapsed = _choose_maps(maps, stats, deviations, options, strip)
     if channels is not None:
         drawn = drawn[channels]
     slices = drawn.shape[1]
@@ -315,19 +316,22 @@ def draw_tiles(
     drawn = drawn[:, steps]
     count, shown_slices, colors, height, width = drawn.shape
     if inner:
-        ends = _inner_limits(scale, data, border, together=strip or alone)
+        value_limits = _inner_limits(scale, data, border, together=strip or alone)
     else:
-        ends = limits(scale, maps, stats, together=strip or alone)
-    ends = ends.of_tiles(channels, shown_slices)
+        value_limits = limits(scale, maps, stats, together=strip or alone)
+    value_limits = value_limits.of_tiles(channels, shown_slices)
     has_holes = bool(stats[:, NONFINITE].any())
     palette = colormap.picture_palette(options, has_holes, rgb=colors == 3)
     shape = (count, shown_slices, height, width)
+    marked: Sequence[int] = ()
+    if options.marks and are_constant.any():
+        marked = (grid.ZERO, grid.CONSTANT)
     return GridPicture(
         layout=layout,
         plan=grid.plan(shape, options, strip=strip, alone=alone),
-        tiles=_tiles(drawn.flatten(0, 1), ends, palette),
+        tiles=_tiles(drawn.flatten(0, 1), value_limits, palette),
         palette=palette,
-        limits=ends,
+        limits=value_limits,
         stats=stats,
         deviations=deviations,
         channels=channels,
@@ -336,13 +340,13 @@ def draw_tiles(
         values=data[0].numel(),
         strip=strip,
         constant=constant,
-        collapsed=groups,
+        collapsed=collapsed,
         numbered=options.labels,
-        marked=(grid.ZERO, grid.CONSTANT) if options.marks and is_flat.any() else (),
+        marked=marked,
     )
 
 
-def _are_worth_a_strip(data: Tensor, stats: Floats, is_flat: np.ndarray) -> bool:
+def _are_worth_a_strip(data: Tensor, stats: Floats, are_constant: np.ndarray) -> bool:
     """Whether maps say more as a strip of their values: all are constant, and neither
     one map alone nor maps of one number. Maps that are all zero are a finding, and stay
     a grid.
@@ -350,10 +354,10 @@ def _are_worth_a_strip(data: Tensor, stats: Floats, is_flat: np.ndarray) -> bool
     Args:
         data: [C, S, K, H, W].
         stats: float32 [C, 6].
-        is_flat: bool [C], which maps are constant.
+        are_constant: bool [C], which maps are constant.
     """
     has_maps = len(data) > 1 and data[0].numel() > 1
-    return has_maps and bool(is_flat.all()) and bool(stats[:, MIN].any())
+    return has_maps and bool(are_constant.all()) and bool(stats[:, MIN].any())
 
 
 def _inner_limits(
@@ -365,13 +369,13 @@ def _inner_limits(
     return replace(limits(scale, data, stats, together), clips=True)
 
 
-def _tiles(maps: Tensor, ends: ValueLimits, palette: colormap.Palette) -> Bytes:
+def _tiles(maps: Tensor, value_limits: ValueLimits, palette: colormap.Palette) -> Bytes:
     """The tiles of float32 maps: levels, uint8 [N, H, W], for maps [N, 1, H, W]; RGB,
     uint8 [N, H, W, 3], for maps [N, 3, H, W]."""
     levels = palette.levels
     if maps.shape[1] == 1:
-        return values.to_levels(maps[:, 0], ends, levels, palette.nonfinite)
-    tiles = values.to_levels(maps, ends, levels, nonfinite=0)
+        return values.to_levels(maps[:, 0], value_limits, levels, palette.nonfinite)
+    tiles = values.to_levels(maps, value_limits, levels, nonfinite=0)
     tiles = tiles.transpose(0, 2, 3, 1).copy()
     tiles[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA
     return tiles
