@@ -244,13 +244,13 @@ def cam(values: Values) -> int:
             pictures.append(result.path)
     if not pictures:  # each image has said why
         return 1
-    what = counted(len(pictures), "picture")
+    noun = counted(len(pictures), "picture")
     path = pictures[0]
     if len(pictures) > 1 and values["open"]:
-        what = f"the first of {what}"
+        noun = f"the first of {noun}"
     elif len(pictures) > 1:
         path = path.parent
-    output.written(what, path, values["open"])
+    output.written(noun, path, values["open"])
     return 3 if failed else 0
 
 

@@ -101,22 +101,22 @@ def left_out(skipped: Iterable[Skip], never_ran: Collection[str] = ()) -> None:
         log.warning("%s", line)
 
 
-def to_look_at(what: str, *arguments: object) -> str:
+def to_look_at(noun: str, *arguments: object) -> str:
     """How to look at a result: `to look at them: featviz report maps --open`.
 
     Args:
-        what: the noun of the result: `them`, `the findings`.
+        noun: stands for the result: `them`, `the findings`.
         *arguments: of `featviz report`.
     """
     command_line = shlex.join(["featviz", "report", *map(str, arguments)])
-    return f"to look at {what}: {command_line}"
+    return f"to look at {noun}: {command_line}"
 
 
-def written(what: str, page: Path, show: bool) -> None:
+def written(noun: str, page: Path, show: bool) -> None:
     """Log where a report or a picture is, and open it in the user's browser if asked.
 
     Args:
-        what: the noun of what was written: `report`, `3 layers`.
+        noun: stands for what was written: `report`, `3 layers`.
         page: its file, or the folder of several.
         show: whether to open it. If no browser can be started, a warning has its address.
     """
@@ -124,12 +124,12 @@ def written(what: str, page: Path, show: bool) -> None:
 
     address = page.absolute().as_uri() if show else ""
     if not show:
-        log.info("%s in %s", what, page)
+        log.info("%s in %s", noun, page)
     elif webbrowser.open(address):
-        log.info("%s in %s, opened in the browser", what, page)
+        log.info("%s in %s, opened in the browser", noun, page)
     else:
         log.warning(
-            "%s in %s; no browser could be started: open %s", what, page, address
+            "%s in %s; no browser could be started: open %s", noun, page, address
         )
 
 

@@ -77,7 +77,8 @@ def draw(tensors: Sequence[ComparedTensor], base: ReadRun, new: ReadRun) -> Draw
         tensors: of the comparison of `base` and `new`, in the model's order.
 
     Returns:
-        All tensors, in their order, each with the `difference` that was drawn of it.
+        All tensors, in their order, each with the `difference` that was drawn of it; and
+        the pictures.
     """
     # The values of all tensors first: the end of the colours is the largest difference of
     # any of them. They are small, 16 channels a tensor.

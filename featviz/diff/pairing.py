@@ -125,14 +125,16 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
     # the rules of pairing are for a network and a graph, whichever of them is BASE
     network, graph = in_order(_rows(base, new), _rows(new, base))
     paired = _Pairing(network, graph).pairs()
-    left_out_base, left_out_new = in_order(paired.of_network, paired.of_graph)
+    left_out_base, left_out_new = in_order(
+        paired.folded_of_network, paired.folded_of_graph
+    )
     pairs = {}
     names = dict.fromkeys(left_out_new)
     for of_network, (of_graph, found_by) in paired.partners.items():
         of_base, of_new = in_order(of_network, of_graph)
         pairs[of_base] = LayerPair(of_base, of_new, found_by)
         names[of_new] = of_base
-    folded = [key.layer for key in (*paired.of_network, *paired.of_graph)]
+    folded = [key.layer for key in (*paired.folded_of_network, *paired.folded_of_graph)]
     return Alignment(
         base=_renamed(base, dict.fromkeys(left_out_base)),
         new=_renamed(new, names),
@@ -185,14 +187,14 @@ class _Partner(NamedTuple):
     found_by: str
 
 
-class _Partners(NamedTuple):
+class _PairingResult(NamedTuple):
     """The result of pairing a network with a graph."""
 
     partners: dict[CaptureKey, _Partner]
     """By key of the network."""
-    of_network: list[CaptureKey]
+    folded_of_network: list[CaptureKey]
     """Left out of the network: convolutions whose norm is folded in."""
-    of_graph: list[CaptureKey]
+    folded_of_graph: list[CaptureKey]
     """Left out of the graph: nodes inside a module that is paired."""
 
 
@@ -206,9 +208,9 @@ class _Pairing:
         self.network = dict(network)
         self.graph = dict(graph)
         self.norm_behind = _norms_behind(network)
-        self.found = _Partners({}, [], [])
+        self.found = _PairingResult({}, [], [])
 
-    def pairs(self) -> _Partners:
+    def pairs(self) -> _PairingResult:
         """Pair all that can be paired. To be called once."""
         # From the surest rule to the weakest. Folded norms come before names: a Conv of
         # the graph that has a norm folded in may have the name of the network's
@@ -259,29 +261,25 @@ class _Pairing:
         paired_layers = {key.layer for key in self.found.partners}
         for key in [*self.network]:
             if self.norm_behind.get(key.layer) in paired_layers:
-                self.found.of_network.append(key)
+                self.found.folded_of_network.append(key)
                 del self.network[key]
         # a node inside `model.9.m.act`, as its Sigmoid, has that path before the slash
         paired = {partner.of_graph.layer for partner in self.found.partners.values()}
         for key in [*self.graph]:
             path = key.layer.rpartition("/")[0]
             if path and path in paired:
-                self.found.of_graph.append(key)
+                self.found.folded_of_graph.append(key)
                 del self.graph[key]
 
     def by_order(self) -> None:
         """Pair what is left of one family and shape by its order, if network and graph
         have as many of it. Graphs without names of modules run in the network's order."""
-        families = defaultdict[object, list[CaptureKey]](list)
-        for key, row in self.network.items():
-            families[_family(key, row)].append(key)
-        of_graph = defaultdict[object, list[CaptureKey]](list)
-        for key, row in self.graph.items():
-            of_graph[_family(key, row)].append(key)
-        for family, keys in families.items():
+        graph_families = _by_family(self.graph)
+        for family, keys in _by_family(self.network).items():
+            partners = graph_families[family]
             # with one more or less, all behind it would get the wrong partner
-            if len(keys) == len(of_graph[family]):
-                for key, partner in zip(keys, of_graph[family], strict=True):
+            if len(keys) == len(partners):
+                for key, partner in zip(keys, partners, strict=True):
                     self.pair(key, partner, BY_ORDER)
 
 
@@ -311,6 +309,15 @@ _FAMILIES = {
 }
 """Kinds of layers, by pieces of the names of their classes, functions and operators. The
 first family that has a piece of a name is taken."""
+
+
+def _by_family(rows: Rows) -> defaultdict[object, list[CaptureKey]]:
+    """The keys of some rows by `_family`, in their order; a family that is not there has
+    none."""
+    families = defaultdict[object, list[CaptureKey]](list)
+    for key, row in rows.items():
+        families[_family(key, row)].append(key)
+    return families
 
 
 def _family(key: CaptureKey, row: Capture) -> object:

@@ -195,8 +195,8 @@ def with_attention(
         path: of the pass under way, see `attended`.
         book: the hints of this pass.
         method: `rollout`, or `attention` for that of the last block alone.
-        take: gets the site of each output, the output, and `AttentionPath.map_at`; may
-            raise LayoutError.
+        take: called with the site of each output, the output, and what
+            `AttentionPath.map_at` returns for it; may raise LayoutError.
     """
     return lambda site, tensor: take(
         site, tensor, path.map_at(site, tensor, book, method)
