@@ -117,6 +117,15 @@ def test_the_exported_shape_decides_the_size(
     assert preprocess.blank()[0].shape == shape
 
 
+def test_a_program_is_whole_beside_a_config_of_timm(
+    exported: Path, tiny: nn.Module
+) -> None:
+    """The config.json names the architecture of weights, of which a program needs none."""
+    (exported.parent / "config.json").write_text('{"architecture": "test_resnet"}')
+    names = [name for name, _ in load(exported).module.named_parameters()]
+    assert names == [name for name, _ in tiny.named_parameters()]
+
+
 def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:
     """Where height and width are free, the usual preprocessing decides."""
     free = torch.export.Dim.AUTO
