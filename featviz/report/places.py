@@ -131,12 +131,12 @@ class _PlacesBasis(NamedTuple):
     """float32 [axes, C], each of length 1."""
     units: Floats
     """float32 [axes]: what level 1 stands for."""
+    error: float
+    """The largest error of the cosines of random pairs."""
     mean: Floats
     """float32 [C], over the places of the compared images."""
     deviation: Floats
     """float32 [C], over the same; infinite for a channel that is the same everywhere."""
-    is_halved: bool
-    """Whether four places are averaged into one."""
 
 
 @dataclass
@@ -148,6 +148,8 @@ class _PlacesLayer:
     """Its figures in this run, by name of the image."""
     basis: _PlacesBasis | None = None
     """None until the compared images are read, and where the layer has no vectors."""
+    is_halved: bool = False
+    """Whether four places are averaged into one; known with the basis."""
 
     @property
     def has_vectors(self) -> bool:
@@ -160,7 +162,7 @@ class _PlacesLayer:
         return next(iter(self.figures.values())).row
 
     def read(self, name: str, stats: Mapping[str, Floats]) -> PlaceVectors | None:
-        """Read the places of an image from its grid, halved if the basis says so; None
+        """Read the places of an image from its grid, halved if those of the layer are; None
         where the grid does not show them.
 
         Args:
@@ -177,7 +179,7 @@ class _PlacesLayer:
         with suppress(DamagedError):  # the page shows a broken picture
             table = stats[figure.row.capture_key.stats_key]
             image_places = read_places(figure.picture.image, figure.row, table)
-        if image_places is not None and self.basis is not None and self.basis.is_halved:
+        if image_places is not None and self.is_halved:
             return halved(image_places, figure.row.plan.map_size)
         return image_places
 
@@ -400,16 +402,14 @@ def _compared_entries(
     for number in list(reserved):
         del reserved[number]
         layer = layers[number]
-        vectors = _read_all(layer, stats)
-        if not vectors:
+        by_image = _read_all(layer, stats)
+        if not by_image:
             layer.entry.reason = "its pictures do not show values"
             continue
         # bytes that a layer does not need are left to those behind it
-        fitted = _fitted(layer, vectors, bytes_left - sum(reserved.values()))
-        layer.basis = fitted.basis
-        axes = len(layer.basis.axes)
-        bytes_left -= _bytes_of(layer, axes, layer.basis.is_halved)
-        for name, image_places in fitted.by_image.items():
+        fitted = _fit(layer, by_image, bytes_left - sum(reserved.values()))
+        bytes_left -= _bytes_of(layer, len(layer.entry.units), layer.is_halved)
+        for name, image_places in fitted.items():
             entries[name][number] = layer.encode(name, image_places)
     return entries
 
@@ -470,80 +470,77 @@ def _bytes_of(layer: _PlacesLayer, axes: int, is_halved: bool) -> int:
     return max(counts) * (axes + _SHOWN_CHANNELS * (channel_bytes + 1))
 
 
-class _FittedPlaces(NamedTuple):
-    """The basis of a layer, and the places from which it was made."""
-
-    basis: _PlacesBasis
-    by_image: Mapping[str, PlaceVectors]
-    """The places of the compared images, by name; halved if the basis says so."""
-
-
-def _fitted(
+def _fit(
     layer: _PlacesLayer, by_image: Mapping[str, PlaceVectors], available: int
-) -> _FittedPlaces:
-    """Make the basis of a layer: at full resolution, or at half of it where its vectors
+) -> Mapping[str, PlaceVectors]:
+    """Choose the basis of a layer: at full resolution, or at half of it where its vectors
     need more axes than there are bytes for.
 
     Args:
-        layer: its entry in the index is completed.
+        layer: gets the basis; its entry in the index is completed.
         by_image: the places of the compared images, by name; at least one.
         available: bytes for the image with the most places, before base64.
+
+    Returns:
+        `by_image`, halved if the layer is.
     """
-    for is_halved in (False, True):
-        if is_halved:
-            halves = {}
-            for name, fine in by_image.items():
-                halves[name] = halved(fine, layer.figures[name].row.plan.map_size)
-            by_image = halves
-        # All images together: places of two images can be compared along common axes
-        # alone, and a channel stands out against the mean of all.
-        vectors = np.concatenate([image.vectors for image in by_image.values()])
-        bytes_of_channels = _bytes_of(layer, 0, is_halved)
-        bytes_of_axis = _bytes_of(layer, 1, is_halved) - bytes_of_channels
-        most_axes = (available - bytes_of_channels) // bytes_of_axis
-        # never fewer than eight, even if that is more bytes
-        most_axes = max(_COUNTS[0], min(_COUNTS[-1], most_axes))
-        shortened = _shortened(vectors, most_axes)
-        # Fewer axes than there is room for are all axes of these vectors: half the
-        # resolution would make room for nothing.
-        if shortened.error <= _LARGEST_ERROR or len(shortened.units) < most_axes:
-            break
-    layer.entry.channels = vectors.shape[1]
-    layer.entry.error = shortened.error
-    layer.entry.units = shortened.units.tolist()
-    # divided by infinity, a channel that is the same everywhere stands out nowhere
-    deviation = vectors.std(0)
-    deviation[deviation == 0] = np.inf
-    basis = _PlacesBasis(
-        shortened.axes, shortened.units, vectors.mean(0), deviation, is_halved
-    )
-    return _FittedPlaces(basis, by_image)
+    most_axes = _most_axes(layer, available)
+    basis = _basis_of(by_image, most_axes)
+    # Fewer axes than there is room for are all axes of these vectors: half the resolution
+    # would make room for nothing.
+    if basis.error > _LARGEST_ERROR and len(basis.units) == most_axes:
+        layer.is_halved = True
+        halves = {}
+        for name, fine in by_image.items():
+            halves[name] = halved(fine, layer.figures[name].row.plan.map_size)
+        by_image = halves
+        basis = _basis_of(by_image, _most_axes(layer, available))
+    layer.basis = basis
+    layer.entry.channels = len(basis.mean)
+    layer.entry.error = basis.error
+    layer.entry.units = basis.units.tolist()
+    return by_image
 
 
-class _ShortVectors(NamedTuple):
-    """Axes along which vectors are shortened."""
-
-    axes: Floats
-    """float32 [axes, C], each of length 1."""
-    units: Floats
-    """float32 [axes]: what level 1 stands for."""
-    error: float
-    """The largest error of the cosines of random pairs."""
+def _most_axes(layer: _PlacesLayer, available: int) -> int:
+    """How many axes there is room for in these bytes: 64 at most, and never fewer than
+    eight, even if that is more bytes."""
+    bytes_of_channels = _bytes_of(layer, 0, layer.is_halved)
+    bytes_of_axis = _bytes_of(layer, 1, layer.is_halved) - bytes_of_channels
+    fitting = (available - bytes_of_channels) // bytes_of_axis
+    return max(_COUNTS[0], min(_COUNTS[-1], fitting))
 
 
-def _shortened(vectors: Floats, most_axes: int) -> _ShortVectors:
-    """The main axes of vectors: the smallest number of `_COUNTS` that keeps the error
-    within _LARGEST_ERROR, or all that there is room for.
+def _basis_of(by_image: Mapping[str, PlaceVectors], most_axes: int) -> _PlacesBasis:
+    """The basis of some images' places. All images have one: only along common axes can
+    places of two images be compared, and a channel stands out against the mean of all.
 
     Args:
-        vectors: float32 [N, C], of any length.
+        by_image: the places of the images, by name; at least one.
         most_axes: how many axes there is room for.
     """
+    vectors = np.concatenate([image.vectors for image in by_image.values()])
     sample = unit_vectors(vectors[:: -(-len(vectors) // _SAMPLED)])
     axes = main_axes(sample, most_axes)
     # In a common unit the last axes would round to nothing: vectors vary a hundredth as
     # much along them as along the first.
     units = np.maximum(abs(sample @ axes.T).max(0), 1e-30) / 127
+    count, error = _axes_needed(vectors, axes, units)
+    # divided by infinity, a channel that is the same everywhere stands out nowhere
+    deviation = vectors.std(0)
+    deviation[deviation == 0] = np.inf
+    return _PlacesBasis(axes[:count], units[:count], error, vectors.mean(0), deviation)
+
+
+def _axes_needed(vectors: Floats, axes: Floats, units: Floats) -> tuple[int, float]:
+    """How many of the axes are needed: the smallest of `_COUNTS` with which the error is
+    within _LARGEST_ERROR, or all; and the error with these.
+
+    Args:
+        vectors: float32 [N, C], of any length.
+        axes: float32 [axes, C], as of `_PlacesBasis`.
+        units: float32 [axes], likewise.
+    """
     # a fixed seed: the same report has the same bytes
     pairs = np.random.default_rng(0).integers(0, len(vectors), (2, _PAIRS))
     first = unit_vectors(vectors[pairs[0]])
@@ -557,7 +554,7 @@ def _shortened(vectors: Floats, most_axes: int) -> _ShortVectors:
         error = round(float(abs(kept_cosines - exact_cosines).max()), 4)
         if error <= _LARGEST_ERROR:
             break
-    return _ShortVectors(axes[:count], units[:count], error)
+    return count, error
 
 
 def shortened_cosines(first: Floats, second: Floats) -> Floats:
