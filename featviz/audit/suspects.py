@@ -37,7 +37,7 @@ from featviz.drawing.sheet import (
     resized,
     text_width,
 )
-from featviz.drawing.values import ValueLimits, to_levels, to_pixels
+from featviz.drawing.values import ValueLimits, to_levels, to_rgb
 from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
@@ -245,9 +245,8 @@ def _see_again(
             numbers=sorted(channels_of),
         ):
             (current,) = batch.images
-            pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
-            rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-            seen.images[current] = _as_tile(Image.fromarray(np.ascontiguousarray(rgb)))
+            pixels = to_rgb(model.preprocess.shown(batch.inputs)[0])
+            seen.images[current] = _as_tile(Image.fromarray(pixels))
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     return seen
 

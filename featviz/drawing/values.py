@@ -493,3 +493,8 @@ def quantise_on_device(maps: Tensor, line: Line, top: float) -> Bytes:
 def to_pixels(picture: Tensor) -> Bytes:
     """A picture [C, H, W] in 0..1 as pixels uint8 [H, W, C], rounded."""
     return (picture * 255 + 0.5).byte().permute(1, 2, 0).cpu().numpy()
+
+
+def to_rgb(picture: Tensor) -> Bytes:
+    """A picture [1, H, W] or [3, H, W] in 0..1 as pixels uint8 [H, W, 3], rounded."""
+    return to_pixels(picture.expand(3, -1, -1))

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from featviz.drawing.sheet import resized
-from featviz.drawing.values import to_pixels
+from featviz.drawing.values import to_rgb
 from featviz.errors import FeatvizError
 from featviz.exemplars.collect import ExemplarSource, TopImages
 from featviz.exemplars.fields import receptive_fields
@@ -147,11 +147,10 @@ class CropReader:
             study.samples, study.model, self.inputs, 1, self._vanished, missing
         ):
             # what the model saw, not the file: fields count pixels after crop and resize
-            pixels = to_pixels(study.model.preprocess.shown(batch.inputs)[0])
-            rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+            pixels = to_rgb(study.model.preprocess.shown(batch.inputs)[0])
             args = [arg.to("meta") for arg in batch.inputs]
-            seen = _SeenImage(batch.images[0], Image.fromarray(rgb), args)
-            self._cached_bytes += rgb.nbytes
+            seen = _SeenImage(batch.images[0], Image.fromarray(pixels), args)
+            self._cached_bytes += pixels.nbytes
             if self._cached_bytes <= _MAX_CACHED_BYTES:
                 self._cache[seen.number] = seen
             yield seen

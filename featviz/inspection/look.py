@@ -23,7 +23,7 @@ from featviz.drawing.outlines import with_boxes
 from featviz.drawing.page import Page, PageBar, PageRow, draw_page
 from featviz.drawing.picture import GridPicture, write_pixels
 from featviz.drawing.sheet import Tile, resized
-from featviz.drawing.values import to_pixels
+from featviz.drawing.values import to_rgb
 from featviz.errors import NOTHING_DRAWN, FeatvizError, LayoutError, UsageError
 from featviz.hooks.capture import Recorder
 from featviz.hooks.layers import list_layers
@@ -368,7 +368,7 @@ def _seen(image: ModelInput) -> Bytes:
     if image.args[0].ndim == 5:
         slices = image.preprocess.pictures(image.args[:1])
         picture = slices[len(slices) // 2][0]
-    return _rgb(to_pixels(picture))
+    return to_rgb(picture)
 
 
 class _Collector:
@@ -608,11 +608,6 @@ def class_colors() -> Bytes:
     return colormap.ramp("turbo")[np.arange(256) * 97 % 256]
 
 
-def _rgb(pixels: Bytes) -> Bytes:
-    """Pixels [H, W, C] of one channel or three as [H, W, 3]."""
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
-
-
 def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile | None:
     """An output as a picture: one or three channels are pixels, and scores of a
     segmentation show the likeliest class, in colours that mean nothing.
@@ -656,7 +651,7 @@ def _as_pixels(numbers: Tensor) -> Bytes:
     # the output of a network that was trained for 0..1 may go a little beyond
     if low < -0.05 or high > 1.05:
         numbers = (numbers - low) / max(high - low, 1e-30)
-    return _rgb(to_pixels(numbers.clamp(0, 1)))
+    return to_rgb(numbers.clamp(0, 1))
 
 
 def _most_telling(

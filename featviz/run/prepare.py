@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -94,12 +93,7 @@ class ModelInput:
         pictures = self.preprocess.pictures(self.args)
         if not self.preprocess.frames:
             pictures = pictures[:1]
-        backgrounds = []
-        for picture in pictures:
-            pixels = values.to_pixels(picture[0])
-            is_grey = pixels.shape[2] == 1
-            backgrounds.append(np.repeat(pixels, 3, axis=2) if is_grey else pixels)
-        return backgrounds
+        return [values.to_rgb(picture[0]) for picture in pictures]
 
     @property
     def placement(self) -> Window:
