@@ -45,7 +45,8 @@ _FAR = 2.0**20
 
 
 class FieldTables(NamedTuple):
-    """Edges of the boxes that the values of a tensor see, float32 of its shape each."""
+    """Edges of the boxes that the values of a tensor see, float32 of its shape each, written
+    as the module says."""
 
     tops: Tensor
     lefts: Tensor

@@ -50,7 +50,7 @@ the output."""
 
 
 class TraceKey(NamedTuple):
-    """Which tensor of a layer a trace is of, the first of its shape in all calls."""
+    """Which tensor of a layer a trace is of: the first one of this shape in all calls."""
 
     side: str
     """`input` or `output`."""
@@ -89,7 +89,7 @@ class Follower:
     return."""
 
     layer_names: Collection[str]
-    """Names of the layers whose tensors will be asked for; all with a listener."""
+    """Names of the layers whose tensors will be asked for. With a listener, all are."""
     mixer_names: Collection[str]
     """Names of the layers that mix tokens, and return as many."""
     in_attention: Callable[[Layer], bool]
