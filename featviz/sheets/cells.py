@@ -428,7 +428,7 @@ def _different(
     count: int,
 ) -> list[int]:
     """The first channel of a ranking, then always the one whose tiles differ most from
-    those of all that are chosen; flat ones come last.
+    those of all that are chosen; flat and nearly dark ones come last.
 
     Args:
         captures: of the layer, of all images and runs; some of them are compared.
@@ -446,7 +446,13 @@ def _different(
     if not rows:
         return list(ranking[:count])
     points = np.concatenate(rows, axis=1)
-    chosen = [varying[position] for position in farthest_first(points, count)]
+    # In a map that is dark but for some pixels there is little to see, although it
+    # differs from all others.
+    contrasts = np.linalg.norm(points, axis=1)
+    is_telling = contrasts >= contrasts.max() / 4
+    is_telling[0] = True
+    telling = [varying[position] for position in np.flatnonzero(is_telling)]
+    chosen = [telling[n] for n in farthest_first(points[is_telling], count)]
     rest = [channel for channel in ranking if channel not in chosen]
     return (chosen + rest)[:count]
 
@@ -457,8 +463,6 @@ def _thumbnails(tiles: Sequence[Bytes]) -> Floats:
     step = max(1, max(tiles[0].shape[:2]) // _COMPARED_SIDE)
     small = [np.asarray(Image.fromarray(tile).reduce(step)).ravel() for tile in tiles]
     rows: Floats = np.stack(small).astype(np.float32)
-    # A map that is dark but for one pixel correlates with no other. Yet there is little
-    # to see in it: its row stays a short one, near to all others.
     rows -= rows.mean(axis=1, keepdims=True)
     return rows
 
