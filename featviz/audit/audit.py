@@ -80,11 +80,7 @@ def audit(
     # typing error should not have to wait for it.
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else _read_baseline(options.baseline)
-    files = []
-    if options.junit is not None:
-        files.append(StudyFile("--junit", options.junit, JUNIT))
-    if options.prune_out is not None:
-        files.append(StudyFile("--prune-out", options.prune_out, PRUNING))
+    files = _files_outside(options)
     with begin_study(model, images, options, AUDIT, files) as (folder, loaded, samples):
         blank = blank_input(loaded, samples, options.inputs)[0]
         plan = plan_audit(loaded, options.layers, blank)
@@ -116,6 +112,16 @@ def audit(
         with writing(path, file_kind, option, options.overwrite) as file:
             file.write(texts[file_kind])
     return AuditResult(document, tuple(verdicts), _exit_code(document, verdicts))
+
+
+def _files_outside(options: AuditOptions) -> list[StudyFile]:
+    """The files to write outside of the audit's folder."""
+    files = []
+    if options.junit is not None:
+        files.append(StudyFile("--junit", options.junit, JUNIT))
+    if options.prune_out is not None:
+        files.append(StudyFile("--prune-out", options.prune_out, PRUNING))
+    return files
 
 
 def _exit_code(document: Mapping[str, Any], verdicts: Sequence[Verdict]) -> int:

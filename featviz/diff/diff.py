@@ -12,7 +12,7 @@ from typing import NamedTuple
 from featviz.diff import maps, output
 from featviz.diff.comparison import Comparison
 from featviz.diff.matching import compare_runs
-from featviz.diff.pairing import align
+from featviz.diff.pairing import Alignment, align
 from featviz.errors import UsageError
 from featviz.files.urls import Url
 from featviz.options.commands import DiffFiles, DiffThresholds
@@ -73,15 +73,7 @@ def diff(
         # all that can be refused is refused before the runs are read, which takes long
         output_files = checked_files(files, (base_root, new_root))
         aligned = align(_read("BASE", base_root, base), _read("NEW", new_root, new))
-        result = compare_runs(aligned.base, aligned.new, thresholds)
-        # The comparison knows the layers of NEW by their names in BASE; tables and
-        # documents also say what they are called in NEW.
-        paired = []
-        for tensor in result.layers:
-            paired.append(replace(tensor, pair=aligned.pairs.get(tensor.key)))
-        result = replace(
-            result, layers=tuple(paired), folded=aligned.folded, out=folder
-        )
+        result = replace(_compared(aligned, thresholds), out=folder)
         if titles is not None:
             result = replace(result, base=titles[0], new=titles[1])
         texts = {
@@ -103,6 +95,16 @@ def diff(
             with outputs.writing(path, file_kind, option, files.overwrite) as file:
                 file.write(texts[file_kind])
     return result
+
+
+def _compared(aligned: Alignment, thresholds: DiffThresholds) -> Comparison:
+    """Compare two runs whose layers have the same names. The result also says what they
+    are called in NEW."""
+    result = compare_runs(aligned.base, aligned.new, thresholds)
+    tensors = []
+    for tensor in result.layers:
+        tensors.append(replace(tensor, pair=aligned.pairs.get(tensor.key)))
+    return replace(result, layers=tuple(tensors), folded=aligned.folded)
 
 
 def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None:
