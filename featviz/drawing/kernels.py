@@ -38,6 +38,7 @@ AUTO_SIDE = 480
 """Pixels of its longer side at least: sixteen kernels of 3×3 would else take 142."""
 
 _TRANSPOSED = "_ConvTransposeNd"
+"""The class of torch's transposed convolutions."""
 _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
 """Classes of modules with kernels; all of torch's convolutions are `_ConvNd`."""
 

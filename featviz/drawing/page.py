@@ -50,6 +50,7 @@ _TITLE_POINTS = 115
 """A title of n letters fits a line of i inches at 115 · i / n points."""
 _LONG = 8
 """A tile that is this many times as long as it is wide is stretched to fill its cell."""
+# what a title says of a map's mark
 _MARKED = {grid.NONE: "", grid.ZERO: " (all zero)", grid.CONSTANT: " (constant)"}
 
 
@@ -260,6 +261,7 @@ def ticks(low: float, high: float) -> Ticks:
 
 # The page of `look`
 
+# the colours of text and lines
 _SOFT = (92, 100, 112)
 _FAINT = (104, 112, 124)
 _RULE = (226, 229, 234)

@@ -54,6 +54,7 @@ class GridPicture:
     memory the model may write over."""
 
     layout: str
+    """A name of LAYOUTS, or what a tile of kernels shows."""
     plan: GridPlan
     tiles: Tiles
     """uint8 [N, h, w], or [N, h, w, 3] for RGB, before they are enlarged."""

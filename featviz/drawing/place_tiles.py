@@ -30,6 +30,7 @@ SIMILARITY_CMAP = "inferno"
 """From the dark of what is unlike to a light that no picture has."""
 _EVERY_PLACE = 2**31
 """More places than a map has: none are joined to fewer."""
+# numbers from 0 to 1.99: `parse_place` refuses those above 1
 _ADDRESS = re.compile(r"(.+)@([01]\.?|[01]?\.\d+),([01]\.?|[01]?\.\d+)")
 _NAMED = 12
 """Images that a message names."""

@@ -25,6 +25,7 @@ _SAMPLED = 1024
 _SURPLUS = 8
 """Further directions that are guessed along, so that the last ones wanted are good."""
 _ROUNDS = 2
+"""How many times the guessed directions are multiplied with the vectors."""
 
 
 # Levels

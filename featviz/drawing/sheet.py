@@ -35,10 +35,12 @@ from featviz.records import Bytes
 from featviz.text import by, cut, printable
 
 DPI = 100
+"""Pixels in an inch, unless a figure asks for others."""
 _LONGEST_SIDE = 2**16 - 1
 """Pixels; matplotlib writes on no longer paper."""
 
 Color = tuple[int, int, int]
+"""Red, green and blue, 0..255."""
 WHITE: Color = (255, 255, 255)
 BLACK: Color = (0, 0, 0)
 INK: Color = (27, 33, 41)

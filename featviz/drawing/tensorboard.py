@@ -33,6 +33,7 @@ BINS = 64
 MOST_MAPS = 64
 """Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
 EVENTS = "events.out.tfevents.*"
+"""A glob of the files that TensorBoard reads."""
 
 
 @dataclass(frozen=True)

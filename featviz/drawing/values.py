@@ -428,8 +428,12 @@ class Line(NamedTuple):
     Float32 [N], a number for each map, or [1]."""
 
     start: Floats
+    """The value that becomes `half`."""
     factor: Floats
+    """Levels for each unit of the values."""
     half: Floats
+    """0.5 to round to the nearest level, 0 where `start` has it; the level of a constant
+    map."""
 
 
 def _line(low: Floats, span: Floats, constant: np.ndarray, levels: int) -> Line:

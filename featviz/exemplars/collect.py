@@ -118,6 +118,7 @@ class _Candidate(NamedTuple):
     """An image's values at a tensor, until the model is through with its batch."""
 
     image: int
+    """Its number among the samples."""
     site: CaptureSite
     strongest: Strongest
 

@@ -26,6 +26,7 @@ from featviz.rundir.studies import Exemplar
 
 log = logging.getLogger(__name__)
 
+# colours of a tile
 _BACKGROUND = "#e3e6ea"
 _FRAME_OUTSIDE = "#1b2129"
 _FRAME_INSIDE = "#ffd400"
@@ -50,7 +51,9 @@ class _SeenImage(NamedTuple):
     """An image as the model saw it."""
 
     number: int
+    """Its number among the samples."""
     picture: Image.Image
+    """RGB."""
     args: Sequence[Tensor]
     """The model's arguments without their values, on the device meta."""
 

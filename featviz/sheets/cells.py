@@ -54,6 +54,7 @@ class SheetRun(NamedTuple):
     """A run that a sheet shows, or a step of a training."""
 
     name: str
+    """What stands beside its rows: the name of its folder, or `step 100`."""
     run: ReadRun
 
 
