@@ -19,7 +19,7 @@ _MAX_RANGES = 24
 
 
 def number(value: float | None) -> str:
-    """Four digits, with a true minus; a dash where there is none, or it is NaN."""
+    """A number with four digits and a true minus; a dash for None and NaN."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.4g}".replace("-", "−")
@@ -84,7 +84,7 @@ def tensor_role(row: Capture) -> str:
 
 
 def map_count(row: Capture) -> str:
-    """How many maps there are, and how many of them are drawn."""
+    """How many maps a tensor has, and how many of them are drawn: `16 of 64`."""
     if row.reduce is not None:
         return (
             f"{row.maps}, as one tile: their {_reduction(row)} (--reduce {row.reduce})"

@@ -33,7 +33,7 @@ class FewerMaps(ReadImage):
     """The captures of these grids as they are in the files, by file."""
 
     def content(self, relative: str) -> bytes:
-        """A picture's bytes; of a grid that shows fewer maps, those of a new picture.
+        """The bytes of a picture; of a grid that shows fewer maps it is made here.
 
         Args:
             relative: its path in the image's folder.
@@ -70,8 +70,7 @@ def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Ima
 
 
 def _encoded(picture: Image.Image, name: str) -> bytes:
-    """A picture as a file, in the format of the file name, with the options by which `run`
-    writes such files."""
+    """The bytes of a picture in the format of a file name, as `run` writes it."""
     format = format_of(name)
     buffer = io.BytesIO()
     picture.save(buffer, format.pillow, **(format.save or {"optimize": True}))

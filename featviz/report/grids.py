@@ -28,7 +28,7 @@ from featviz.rundir.schema import Capture
 
 
 def script(grids: Mapping[str, str]) -> str:
-    """The text of a script that adds grids to those of other scripts.
+    """The text of a script with grids, which the page adds to those of other scripts.
 
     Args:
         grids: JSON by the id of the picture; may be empty.

@@ -223,8 +223,8 @@ class PlaceScripts:
         self._compared_stats: dict[str, Mapping[str, Floats]] = {}
 
     def add(self, page: ReportPage, stats: Mapping[str, Floats]) -> ReportFiles:
-        """The scripts that can be written now that the next image is there: its own, or,
-        with the last of the compared images, those of all of them.
+        """Add the next image, and return the scripts that can be written now. That is the
+        image's own; those of the compared images come together, with the last of them.
 
         Args:
             page: of the image; images are added in the order of the report.
@@ -268,6 +268,7 @@ class PlaceScripts:
         return _script_of(number), [text]
 
     def _image_entry(self, number: int) -> ImageEntry:
+        """The entry of an image in the index, by its number."""
         page = self._images[number]
         shown = page.inputs[False]
         return ImageEntry(
@@ -365,8 +366,8 @@ def _answering(layers: Sequence[_PlacesLayer], in_order: Sequence[int]) -> list[
 def _stats_of_places(
     layers: Sequence[_PlacesLayer], page: ReportPage, stats: Mapping[str, Floats]
 ) -> Mapping[str, Floats]:
-    """Those statistics of an image that its places need: these alone stay in memory until
-    all compared images are there."""
+    """The statistics that an image's places need. No others stay in memory until all
+    compared images are there."""
     kept = {}
     for layer in layers:
         figure = layer.figures.get(page.name)
@@ -625,6 +626,7 @@ def halved(image_places: PlaceVectors, map_size: tuple[int, int]) -> PlaceVector
 
 
 def _script_of(image: int) -> str:
+    """The name of the script with the places of an image, by its number."""
     return f"places-{image:03d}.js"
 
 

@@ -212,8 +212,8 @@ class RunReport:
     the run shows them, which is rendered last."""
 
     def render(self, links: Links) -> ReportFiles:
-        """Render the report, once: the totals are those of the images that have been
-        rendered. The numbers of a few images are in memory at a time.
+        """Render the report; may be called once, since each image that is rendered adds to
+        the totals. The numbers of a few images are in memory at a time.
 
         Args:
             links: how pages refer to one another, in a folder or in one file.
@@ -471,6 +471,7 @@ def _neighbours(page: ReportPage, pages: Sequence[ReportPage]) -> Neighbours:
 
 
 def _legend(page: ReportPage, site: Site) -> list[LegendEntry]:
+    """What single colours in the figures of a page mean."""
     rows = [figure.row for figure in figures_of(page.groups)]
     return legend(site.options[False], rows)
 

@@ -279,8 +279,8 @@ def hidden_name(name: str, ending: str = PART) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a name is one from `hidden_name`. Where such a file or folder is left, a
-    process was killed."""
+    """Whether a name is one from `hidden_name`. A file or folder with such a name is being
+    written, or was left by a process that was killed."""
     return _HIDDEN.fullmatch(name) is not None
 
 

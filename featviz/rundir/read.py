@@ -135,8 +135,8 @@ def _checked(root: Path, content: Mapping[str, Any]) -> RunRecord:
 
 
 def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
-    """Read a run directory: run.json and all manifests. Of the other files it is checked
-    that they fit these.
+    """Read a run directory: run.json and all manifests. The other files are checked
+    against the manifests.
 
     Args:
         keep_stats: whether the statistics of all images stay in memory.

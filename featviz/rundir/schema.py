@@ -409,8 +409,8 @@ def _misfits(row: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
-    """As `_misfits`: channels that the tensor does not have, are drawn twice, or share
-    the tile of one that is not drawn."""
+    """As `_misfits`: a channel does not exist, is drawn twice, or shares the tile of one
+    that is not drawn."""
     channels = row.channels or [0]
     if max(channels) >= row.maps or len(set(channels)) < len(channels):
         yield "channels", f"each channel once, less than maps ({row.maps})"
@@ -424,8 +424,8 @@ def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _misfits_of_slices(row: Capture) -> Iterator[tuple[str, str]]:
-    """As `_misfits`: more slices drawn than there are, and steps that are not as many, or
-    not in order."""
+    """As `_misfits`: more slices are drawn than there are; or `steps` are not as many as
+    the drawn slices, or not in order."""
     drawn, total = row.slices or (1, 1)
     if drawn > total:
         yield "slices", "no more drawn than there are"
