@@ -523,7 +523,10 @@ def _shown_to_model(
         slopes = layout.to_maps(gradient, at_site)[""]
         count = len(output.data)
         if channels is not None:
-            chosen = _chosen(channels, output, at_site.border)
+            means = statistics(output.data)[:, MEAN]
+            # the frame that padding makes varies more than a flat map
+            deviations = inner_deviations(output.data, at_site.border)
+            chosen = choose_channels(channels, range(count), means, deviations)
             output = Maps(output.layout, output.data[chosen])
             slopes = Maps(slopes.layout, slopes.data[chosen])
         values = class_map(method, output, slopes)
@@ -549,23 +552,6 @@ def _shown_to_model(
         hint = "leave --layers out for the last layer that has a map"
     reasons = "; ".join(gaps(skipped, never_ran))
     raise UsageError(f"there is no class activation map; {reasons}", hint)
-
-
-def _chosen(text: str, output: Maps, border: int) -> list[int]:
-    """The channels of an output that `--channels` chooses.
-
-    Args:
-        text: as --channels takes it.
-        border: pixels of the map at each edge that padding makes, which do not count for
-            how much a map varies.
-
-    Raises:
-        LayoutError: the output has none of them.
-    """
-    stats = statistics(output.data)
-    # the frame that padding makes varies more than a flat map
-    deviations = inner_deviations(output.data, border)
-    return choose_channels(text, range(len(stats)), stats[:, MEAN], deviations)
 
 
 def _drawn(

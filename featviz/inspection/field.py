@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -106,7 +106,7 @@ class LayerField:
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the values."""
-        row = asdict(replace(self, values=np.empty(0)))
+        row = dict(vars(self))
         del row["values"]
         row["theoretical"] = self.theoretical and self.theoretical._asdict()
         row["sides"] = {f"{100 * share:g}": side for share, side in self.sides.items()}

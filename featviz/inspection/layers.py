@@ -131,10 +131,9 @@ class Listing:
                 f" {size}"
             ),
         ]
-        if total.macs is not None and total.flops is not None:
-            lines.append(
-                f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs"
-            )
+        if total.macs is not None:
+            flops = _scaled(FLOPS_PER_MAC * total.macs)
+            lines.append(f"MACs         {_scaled(total.macs)} = {flops} FLOPs")
             lines.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
         # A sum of MACs that lacks an operator silently would be wrong.
         if self.not_counted:
