@@ -181,7 +181,9 @@ class RunPrinter:
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
         else:
-            output.print_waiting()
+            # before the first image alone
+            if output.waiting:
+                output.print_waiting()
             if not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
                 _log_outcome(result.name, result.outcome)
         if self._as_json:

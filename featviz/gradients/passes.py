@@ -270,8 +270,9 @@ class Watched:
                 target_title=target_value.title,
                 focus=target_value.focus,
             )
-        idle = tuple(_idle(plan, self._ran, relu_calls))
-        return replace(outcome, idle=idle), self.recorder
+        if plan.changes or relu_calls is not None:
+            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relu_calls)))
+        return outcome, self.recorder
 
     @contextmanager
     def _under_way(self, book: HintBook, sink: Sink) -> Iterator[Counter[str] | None]:
@@ -290,8 +291,10 @@ class Watched:
         self._target_outputs = []
         # the same noise for each image: its pictures do not depend on other images
         self._noise.manual_seed(self.plan.options.seed)
-        # which follows the image only if it has not been followed yet
-        following = book.traced(self.model.module, self.layers)
+        following: AbstractContextManager[Any] = nullcontext()
+        # the first image alone is followed
+        if not book.is_traced:
+            following = book.traced(self.model.module, self.layers)
         rule: AbstractContextManager[Counter[str] | None] = nullcontext()
         if self.plan.options.grad_rule != "plain":
             rule = relu_rule(self.plan.options.grad_rule)

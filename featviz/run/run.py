@@ -113,6 +113,7 @@ def _draw(
     """
     images = []
     images_by_layer: Counter[str] = Counter()  # with NaN or infinite values
+    chosen_channels = drawing.prepared.options.draw.channels
     channels: dict[str, range] = {}  # that there are, by the layer's label
     save_at = monotonic() + SAVED_EVERY
     with closing(draw_images(drawing, samples, stop)) as results:
@@ -123,7 +124,8 @@ def _draw(
                 images_by_layer.update(
                     {row.label: 1 for row in result.rows if row.nonfinite}
                 )
-                channels |= {row.label: range(row.maps) for row in result.rows}
+                if chosen_channels is not None:
+                    channels |= {row.label: range(row.maps) for row in result.rows}
             # of 10,000 images, rows would fill the memory; the manifests have them
             images.append(
                 replace(result, rows=(), skipped=(), never_ran=(), outcome=Outcome())
@@ -136,7 +138,7 @@ def _draw(
                 seconds = monotonic() - began
                 save_at = monotonic() + max(SAVED_EVERY, seconds / _SHARE_OF_SAVING)
             progress(result, len(samples))
-    warn_of_lacking(drawing.prepared.options.draw.channels, channels)
+    warn_of_lacking(chosen_channels, channels)
     _warn_of_nonfinite(images_by_layer)
     return images
 
