@@ -26,14 +26,13 @@ from featviz.errors import UsageError
 from featviz.options import DrawOptions
 from featviz.records import BACKWARD, CaptureSite, Floats
 from featviz.rundir.folder import Folder, reported
+from featviz.rundir.ownership import EVENTS
 from featviz.text import printable
 
 BINS = 64
 """Bins of a histogram, of equal width between the smallest and the largest value."""
 MOST_MAPS = 64
 """Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
-EVENTS = "events.out.tfevents.*"
-"""A glob of the files that TensorBoard reads."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,7 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
         return
     check_installed()
     # as SummaryWriter names its files; TensorBoard shows those with `tfevents` in them
-    name = f"{EVENTS[:-1]}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+    name = f"{EVENTS}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
     base = folder
     if below is not None and not os.path.relpath(folder, below).startswith(os.pardir):
         base = below

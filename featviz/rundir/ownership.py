@@ -46,7 +46,7 @@ _LARGEST_RECORD = 2**28
 """Bytes of a record."""
 _Version = Annotated[int, Meta(ge=1)]
 _LISTINGS = (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD)
-_EVENTS = "events.out.tfevents."
+EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin, which are left alone."""
 _LAYER_FILE = re.compile(
     rf"(\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?|[^/]+__\d{{3,}}_[^/]+)"
@@ -217,7 +217,7 @@ def _files(record: WrittenListing | WrittenManifest, path: str) -> Iterator[str]
 
 def is_events(name: str) -> bool:
     """Whether a file is one of TensorBoard's."""
-    return PurePosixPath(name).name.startswith(_EVENTS)
+    return PurePosixPath(name).name.startswith(EVENTS)
 
 
 def is_own_name(inside: str) -> bool:
