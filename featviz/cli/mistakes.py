@@ -295,16 +295,13 @@ def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
     name, *rest = arguments
     if name in ("version", "help"):
         return _with_command(f"did you mean --{name}?", [*rest, f"--{name}"])
+    if name.isalpha():
+        meant = _COMMANDS_ELSEWHERE.get(name) or "".join(close_to(name, commands))
+        if meant:
+            return _with_command(f"did you mean {meant}?", [meant, *rest])
     # a name with a digit, a dot or a colon is mostly one of a model, without `run`
-    if not name.isalpha():
-        if any(looks_like_image(argument) for argument in rest):
-            return _with_command("did you mean run?", ["run", *arguments])
-    elif name in _COMMANDS_ELSEWHERE:
-        meant = _COMMANDS_ELSEWHERE[name]
-        return _with_command(f"did you mean {meant}?", [meant, *rest])
-    elif close_to(name, commands):
-        (meant,) = close_to(name, commands)
-        return _with_command(f"did you mean {meant}?", [meant, *rest])
+    elif any(looks_like_image(argument) for argument in rest):
+        return _with_command("did you mean run?", ["run", *arguments])
     return f"featviz --help describes them: {', '.join(commands)}"
 
 

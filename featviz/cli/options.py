@@ -475,19 +475,16 @@ def _paths(
     return [CompletionItem(incomplete, type="file")]
 
 
-MODEL = click.Argument(
-    ["model"], required=False, metavar="MODEL", shell_complete=_paths
-)
+_argument = partial(click.Argument, shell_complete=_paths)
+MODEL = _argument(["model"], required=False, metavar="MODEL")
 """The help of a command lists its forms in the place of {MODEL}."""
-IMAGES = click.Argument(["images"], nargs=-1, metavar="IMAGE...", shell_complete=_paths)
-FILE = click.Argument(["file"], type=_existing_file, shell_complete=_paths)
-RUN = click.Argument(["run"], type=existing_run, shell_complete=_paths)
-BASE = click.Argument(["base"], shell_complete=_paths)
-NEW = click.Argument(["new"], shell_complete=_paths)
+IMAGES = _argument(["images"], nargs=-1, metavar="IMAGE...")
+FILE = _argument(["file"], type=_existing_file)
+RUN = _argument(["run"], type=existing_run)
+BASE = _argument(["base"])
+NEW = _argument(["new"])
 """BASE and NEW are runs; with images they are models."""
-ANY_IMAGES = click.Argument(
-    ["images"], nargs=-1, metavar="[IMAGE...]", shell_complete=_paths
-)
+ANY_IMAGES = _argument(["images"], nargs=-1, metavar="[IMAGE...]")
 
 
 def run_arguments(name: str, metavar: str) -> click.Argument:
@@ -497,11 +494,6 @@ def run_arguments(name: str, metavar: str) -> click.Argument:
         name: under which the values have them.
         metavar: what help calls them.
     """
-    return click.Argument(
-        [name],
-        nargs=-1,
-        required=True,
-        metavar=metavar,
-        type=existing_run,
-        shell_complete=_paths,
+    return _argument(
+        [name], nargs=-1, required=True, metavar=metavar, type=existing_run
     )

@@ -448,7 +448,16 @@ def _of_values(
 
 
 _OF_DEPTH = ("mean", "pixel")
-_OF_EMBEDDINGS = ("norm", "mean")
+# where encoders have their embeddings: the key in the output, and the number of axes
+_EMBEDDINGS = (
+    ("image_embeds", 2),
+    ("pooler_output", 2),
+    ("last_hidden_state", 3),
+    ("last_hidden_state", 4),
+    ("", 4),
+    ("", 3),
+    ("", 2),
+)
 
 FAMILIES = (
     Family("a detector of Ultralytics", _is_yolo, _yolo, "box", _yolo_layers),
@@ -480,13 +489,10 @@ FAMILIES = (
     _of_values("a depth estimator", "predicted_depth", 3, _OF_DEPTH),
     _of_values("a depth estimator", "", 3, _OF_DEPTH, _is_depth),
     _of_values("an estimator of poses", "heatmaps", 4, ("keypoint", "mean")),
-    _of_values("an encoder", "image_embeds", 2, _OF_EMBEDDINGS),
-    _of_values("an encoder", "pooler_output", 2, _OF_EMBEDDINGS),
-    _of_values("an encoder", "last_hidden_state", 3, _OF_EMBEDDINGS),
-    _of_values("an encoder", "last_hidden_state", 4, _OF_EMBEDDINGS),
-    _of_values("an encoder", "", 4, _OF_EMBEDDINGS),
-    _of_values("an encoder", "", 3, _OF_EMBEDDINGS),
-    _of_values("an encoder", "", 2, _OF_EMBEDDINGS),
+    *(
+        _of_values("an encoder", key, ndim, ("norm", "mean"))
+        for key, ndim in _EMBEDDINGS
+    ),
 )
 """In the order in which they are tried; the first that matches reads the output. An
 output of four axes is an encoder's only where it is not a segmentation."""
