@@ -141,8 +141,8 @@ class FilterPicture(NamedTuple):
     """The picture of a layer's kernels."""
 
     picture: GridPicture
-    tiles: str
-    """What its tiles are, in words."""
+    description: str
+    """What a tile is, for people: `mean over 64 inputs`."""
 
 
 def draw_filters(
@@ -194,7 +194,7 @@ class _FilterTiles(NamedTuple):
     layout: str
     """`slices`, `rgb` or `mean`."""
     description: str
-    """What a tile is."""
+    """As of `FilterPicture`."""
 
 
 def _tiles(filters: Filters, all_slices: bool) -> _FilterTiles:
