@@ -83,8 +83,8 @@ class LayerCam:
     """The map over what the model saw, uint8 [H, W, 3] in the size of the input."""
     limits: tuple[float, float]
     """The values that are drawn darkest and brightest."""
-    channels: int = 0
-    """How many channels the layer's output has."""
+    channels: int
+    """How many channels the layer's output has; 0 for the maximum of several layers."""
     title: str = ""
     """The name of a map that is of several layers; empty for that of one layer."""
 

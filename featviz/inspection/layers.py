@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -105,10 +105,11 @@ class Listing:
     rows: tuple[LayerRow, ...]
     totals: Totals
     input_shape: list[int]
-    not_counted: Mapping[str, int] = field(default_factory=dict)
+    not_counted: Mapping[str, int]
     """Calls of operators from outside torch and in graphs, which have no formula and are
     in no figure."""
-    tree: bool = False
+    tree: bool
+    """Whether the table indents names below those of their parents."""
 
     @property
     def table(self) -> TextTable:

@@ -99,7 +99,7 @@ class Follower:
     constants: Collection[int] | None
     """Ids of parameters and buffers; None where receptive fields are not asked for,
     since they take as long as the model's layers."""
-    listener: Listener | None = None
+    listener: Listener | None
     traces: dict[str, dict[TraceKey, Trace]] = field(
         default_factory=lambda: defaultdict(dict)
     )
