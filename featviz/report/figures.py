@@ -344,6 +344,8 @@ def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
     outputs = [row for row in image.captures.values() if row.kind == "output"]
     before = _zeroed_before(changed, outputs)
     zeroed = {}
+    # of the output before: the channels that are set to zero in it, and whether it has
+    # been through a ReLU since channels were mixed
     passed_on: frozenset[int] = frozenset()
     is_rectified = False
     for row in outputs:
@@ -352,8 +354,7 @@ def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
             is_rectified = False
         is_rectifier = row.type in RECTIFIERS
         keeps_apart = _CHANNELWISE.match(row.type) is not None
-        # A ReLU behind another one has a layer before it that mixes channels, be it drawn
-        # or not.
+        # Between two ReLUs there is always a layer that mixes channels, drawn or not.
         if not keeps_apart or (is_rectifier and is_rectified):
             passed_on = frozenset()
         if row.layer in changed:
