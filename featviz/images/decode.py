@@ -42,7 +42,9 @@ FilePath: TypeAlias = Path | Url
 SEPARATOR = "::"
 """Between an archive and a file in it: `photos.tar::a/b.jpg`."""
 _SUFFIX = r"\.(?:tar|tar\.gz|tgz|tar\.bz2|tbz2|tar\.xz|txz|zip)"
-_ARCHIVE = re.compile(rf".*{_SUFFIX}", re.IGNORECASE | re.DOTALL)
+ARCHIVE_NAME = re.compile(rf".*{_SUFFIX}", re.IGNORECASE | re.DOTALL)
+"""Names of archives of files. A file in an archive, which may be an archive itself, is
+not asked about."""
 _MEMBER = re.compile(rf"(.+?{_SUFFIX}){SEPARATOR}(.+)", re.IGNORECASE | re.DOTALL)
 
 MAX_MEMBER_BYTES = 512 * 2**20
@@ -197,12 +199,6 @@ def _format_of_zip(data: bytes) -> str | None:
 # Images inside tar and zip files, here or in stores: `photos.tar` holds images like a
 # folder, `photos.tar::a/b.jpg` is one of them. Nothing is unpacked: a member is read
 # when its turn comes.
-
-
-def is_archive(path: FilePath) -> bool:
-    """Whether a file's name says that it is an archive of files. A file in an archive,
-    which may be an archive itself, is not asked about."""
-    return _ARCHIVE.fullmatch(path.name) is not None
 
 
 def split_member(path: FilePath) -> tuple[FilePath, str] | None:
@@ -458,7 +454,9 @@ def decode(
         path = sample.paths[number]
         with _errors_named(sample, path):
             decoded = _decoded(contents[number], decoding)
-        if not quiet:
+        # a picture of its own in 8 bits, as nearly all are, needs no warning
+        is_plain = decoded.total == 1 and isinstance(decoded.images[0], Image.Image)
+        if not (quiet or is_plain):
             _warn(path, decoded, decoding)
         images += decoded.images
     return tuple(images), hashlib.sha256(b"".join(contents)).hexdigest()

@@ -126,7 +126,7 @@ def _expand(argument: str, nul_separated: bool, outside: Path | None) -> list[Na
     if os.path.exists(path):  # noqa: PTH110 - takes any name
         if path.is_dir():
             return _in_folder(path, outside)
-        if decode.is_archive(path):
+        if decode.ARCHIVE_NAME.fullmatch(path.name):
             return _in_archive(argument, path)
         return [Named(path.name, path)]
     if glob.has_magic(argument):
@@ -197,11 +197,11 @@ def _in_store(text: str) -> list[Named]:
     archive_text, separator, member = text.partition(decode.SEPARATOR)
     if separator and is_url(archive_text):
         archive = Url.of_file(archive_text)
-        if decode.is_archive(archive):
+        if decode.ARCHIVE_NAME.fullmatch(archive.name):
             inside = decode.member(archive, member)
             return _in_archive(str(inside), archive, decode.member_name(member))
     url = Url.of_file(text)
-    if decode.is_archive(url):
+    if decode.ARCHIVE_NAME.fullmatch(url.name):
         return _in_archive(str(url), url)
     # a web server lists no files, and a `?` in its addresses begins a query
     if url.is_web:
