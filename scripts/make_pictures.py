@@ -508,7 +508,7 @@ TABLE: dict[str, Picture] = {
         (
             PAPER,
             (
-                "featviz sheet paper --layers relu1,relu_up2 --channels varied:3"
+                "featviz sheet paper --layers relu3,relu_up2 --channels varied:3"
                 " --images spheres.jpg,leaf* --width 8.5 --title 'What two layers see' --out"
                 " figure.pdf"
             ),
