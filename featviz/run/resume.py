@@ -62,10 +62,13 @@ def locked_destination(options: RunOptions) -> Iterator[Folder]:
 
 
 def check_destination(options: RunOptions, overwrite: bool) -> None:
-    """Say before the model is loaded that `out` cannot be written.
+    """Refuse, before the model is loaded, a place that cannot be written.
 
     Args:
         overwrite: whether an earlier run may be there.
+
+    Raises:
+        StoreError: something else is there, or an earlier run that may not.
     """
     # a run that is there is compared later, when the layers are known
     there = (options.resume or options.shard is not None) and holds_run(options.folder)

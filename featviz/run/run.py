@@ -193,10 +193,10 @@ def draw_into(
 
 @contextmanager
 def stop_requests() -> Iterator[Event]:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets, in the main thread; the
-    same signal once more raises KeyboardInterrupt (torchrun and schedulers send
-    several). What whoever started this process has ignored (`nohup`, or a shell's `&`)
-    stays so."""
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; the same signal once more
+    raises KeyboardInterrupt (torchrun and schedulers send several). A signal stays
+    ignored where whoever started this process has ignored it (`nohup`, or a shell's
+    `&`). Outside of the main thread nothing sets the event."""
     event = Event()
     seen = set()
 

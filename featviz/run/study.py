@@ -286,14 +286,14 @@ def batches(
     inputs: InputOptions,
     size: int,
     failed: Callable[[int, FeatvizError], None],
-    numbers: Sequence[int] | None = None,
+    numbers: Sequence[int],
 ) -> Iterator[Batch]:
     """Images as the model takes them.
 
     Args:
         size: of a batch; only images of one input shape are together.
         failed: called with the number and the error of each image that cannot be read.
-        numbers: of the samples, from 0; None takes all.
+        numbers: of the samples that are taken, from 0.
     """
 
     def read(sample: Sample) -> ModelInput:
