@@ -250,9 +250,12 @@ def _pictures(
         The three PNG files by name.
     """
     # the text chunks say what a picture is if it is taken out of its folder
+    layer = f"{difference.label} ({layer_type})"
+    if difference.stem != "output":
+        layer += f", {difference.stem}"
     text = {
         "Software": "featviz",
-        "Layer": f"{difference.label} ({layer_type})",
+        "Layer": layer,
         "Image": difference.image,
         "Channels": ",".join(map(str, difference.channels)),
         "Source": difference.source,

@@ -10,8 +10,11 @@ import forked
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rundirs import Drawn, write_run
 from torch import nn
+
+import featviz as fv
 
 from .changed_network import (
     CHANGED,
@@ -252,3 +255,31 @@ def test_another_number_of_channels_is_a_difference(featviz: CLI) -> None:
     assert row["reason"] == "shape 1×6×4×5 in BASE, 1×7×4×5 in NEW"
     assert row["differing"] == row["total"] == 6
     assert "6 of 6 channels differ: shape" in junit.read_text()
+
+
+class Twice(nn.Module):
+    """One ReLU that runs twice."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.relu = nn.ReLU()
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        again: torch.Tensor = self.relu(1 - self.relu(self.factor * pixels))
+        return again
+
+
+def test_a_map_names_its_call(featviz: CLI) -> None:
+    """Out of its folder, too: the second call has the same layer."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), "uint8")
+    for name, factor in (("base", 1), ("new", 0.5)):
+        fv.run(Twice(factor), pixels, "relu", name, preset="none", normalize="layer")
+
+    featviz("diff", "base", "new", "--out", "maps")
+
+    layers = set()
+    for path in Path("maps").rglob("*.png"):
+        with Image.open(path) as picture:
+            layers.add(picture.info["Layer"])
+    assert layers == {"relu (ReLU)", "relu (ReLU), output.call1"}
