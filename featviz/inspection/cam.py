@@ -216,13 +216,19 @@ def cam(
             places: then nothing was written. Or a picture cannot be written.
     """
     run = _run_options(options)
+    is_attention = options.method in ATTENTION_MAPS
+    chooses_layers = options.layers is None and not is_attention
     # Files are checked twice: before the model is loaded by the images that were named,
     # so that a mistake costs no time, and then by the samples that the model takes,
     # which may be clips.
     samples = find_images(images, run)
     if options.out is not None:
         _check_out(options, model, samples, options.out)
-    prepared = prepare(model, samples, run)
+    if chooses_layers:
+        # `default_layers` chooses among all: the stages of the model are not looked for
+        prepared = prepare(model, samples, structs.replace(run, layers="*"))
+    else:
+        prepared = prepare(model, samples, run)
     files = {}
     if options.out is not None:
         files = picture_files(prepared.samples, options.out, options.target)
@@ -232,11 +238,11 @@ def cam(
                 " picture",
                 "name a folder with --out, or one of the images",
             )
-    if options.layers is None:
-        is_attention = options.method in ATTENTION_MAPS
+    if chooses_layers:
+        prepared = replace(prepared, layers=default_layers(prepared), options=run)
+    elif options.layers is None:
         # the last block has seen all attention
-        layers = prepared.layers[-1:] if is_attention else default_layers(prepared)
-        prepared = replace(prepared, layers=layers)
+        prepared = replace(prepared, layers=prepared.layers[-1:])
     require_matplotlib()
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
     read = partial(
