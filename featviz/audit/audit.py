@@ -93,8 +93,8 @@ def audit(
         sheets = suspects.choose_suspects(
             plan, rows, census.tallies, options.max_suspects
         )
-        # Another pass, over the images of the suspects alone: to keep the maps of all
-        # channels in the first one would take memory by the image.
+        # A pass of its own, over the few images that the sheets show: to keep the maps of
+        # all images from the first pass would take too much memory.
         drawn = suspects.draw_suspects(
             folder, sheets, loaded, plan, samples, options.inputs
         )
@@ -103,7 +103,7 @@ def audit(
         verdicts = [findings.check_gate(gate, rows) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.check_baseline(rows, baseline))
-    # only now that the folder is complete
+    # only now, when the folder is complete
     texts = {
         PRUNING: write.json_bytes(document["prune"]),
         JUNIT: junit({_model_label(model): verdicts}),
@@ -115,7 +115,7 @@ def audit(
 
 
 def _files_outside(options: AuditOptions) -> list[StudyFile]:
-    """The files to write outside of the audit's folder."""
+    """The files that the audit writes outside of its folder."""
     files = []
     if options.junit is not None:
         files.append(StudyFile("--junit", options.junit, JUNIT))
@@ -133,19 +133,22 @@ def _exit_code(document: Mapping[str, Any], verdicts: Sequence[Verdict]) -> int:
 
 
 def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:
-    """The channels of each finding, by its name, by label of the layer.
+    """Read an earlier audit.
 
     Args:
         path: an audit.json under any name.
 
+    Returns:
+        Of each layer, by its label: the channels of each finding, by the finding's name.
+
     Raises:
-        UsageError: it is not there, or no audit.
+        UsageError: the file does not exist, or is no audit.
     """
     try:
         audit_and_pictures = read_audit(path.parent, path)
     except StoreError as error:
         raise UsageError(f"--baseline {error.message}", error.hint) from error
-    # None is for a folder without an audit, when no file was named
+    # `read_audit` returns None only where it gets no file
     assert audit_and_pictures is not None
     return {row.label: row.findings for row in audit_and_pictures[0].layers}
 
@@ -156,10 +159,10 @@ def _refuse_idle_gates(
     """Refuse gates that could never fail, before any image is seen.
 
     Raises:
-        UsageError: no layer of a gate's name is audited, or none can be judged for its
-            finding.
+        UsageError: no audited layer has the name in a gate, or none of those that have it
+            can be judged for the gate's finding.
     """
-    # the rows of an audit of no channels say for which findings each layer is judged
+    # rows without channels still say for which findings each layer is judged
     nothing = Tally.empty(
         0, saturates=True, correlates=thresholds.redundant_at is not None
     )
@@ -170,7 +173,8 @@ def _refuse_idle_gates(
 
 
 def _model_label(model: ModelOptions | LoadedModel) -> str:
-    """What JUnit calls the model: the name of its file, where it has one."""
+    """What the JUnit file calls the model: for MODEL `nets/a.pth` it is `a.pth`, for a
+    loaded model the name in its record, or else its class."""
     if isinstance(model, LoadedModel):
         return str(model.source.get("name", type(model.module).__name__))
     return Path(model.spec).name
@@ -182,8 +186,8 @@ def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
     Args:
         document: the content of audit.json.
     """
-    # Of activations that cannot be judged for dead only their rows tell: that a sigmoid
-    # is never zero is no news.
+    # No warning for activations, such as a sigmoid, that cannot be judged for `dead`: their
+    # rows in audit.json say so.
     activations = {target.call.label for target in plan.targets if target.activation}
     skipped = {row["layer"]: row["reason"] for row in document["skipped"]}
     not_judged = []
@@ -205,10 +209,10 @@ def _note_left_out(
     document: Mapping[str, Any],
     options: AuditOptions,
 ) -> None:
-    """Log how many suspects have no picture.
+    """Log how many of the suspects are drawn, unless all are.
 
     Args:
-        drawn: `drawn` of audit.json.
+        drawn: the entry `drawn` of audit.json.
         document: the content of audit.json.
     """
     count = sum(len(row["channels"]) for row in drawn)
@@ -222,8 +226,8 @@ def _note_left_out(
 
 
 def _count(study: Study, plan: AuditPlan, options: AuditOptions) -> Census:
-    """Stream all images through the model, and count the values of its audited calls."""
-    # correlations take a matrix [C, C] for each call: only for who asked for them
+    """Run the model on all images, and count the values of the audited calls."""
+    # only on demand: correlations take a matrix [C, C] for each call
     correlates = []
     if options.thresholds.redundant_at is not None:
         correlates = [target.call for target in plan.targets]
@@ -241,13 +245,14 @@ def _count(study: Study, plan: AuditPlan, options: AuditOptions) -> Census:
 def _judged(
     study: Study, plan: AuditPlan, census: Census, options: AuditOptions
 ) -> dict[str, Any]:
-    """Judge what was counted: the content of audit.json, without `drawn` and `files`.
+    """Judge what was counted, and return the content of audit.json, without `drawn` and
+    `files`.
 
     Args:
-        study: has shown its images; with `options.prove` it shows them once more.
-        census: of these images.
+        study: its images were shown already; with `options.prove` it shows them again.
+        census: what was counted of these images.
     """
-    # a call may have no tally: a branch that a blank image takes and no other one does
+    # a call has no tally if only the blank image, on which the plan was made, reached it
     rows = []
     for target in plan.targets:
         if target.call in census.tallies and target.call not in census.refused:
@@ -256,7 +261,7 @@ def _judged(
     skipped = [skip._asdict() for skip in plan.skipped]
     for call, reason in census.refused.items():
         skipped.append({"layer": call.label, "reason": reason})
-    # before the failures: an image may fail when it is shown once more
+    # before the failures are read: an image may fail when it is shown again
     proof = _proof(study, plan, prunable) if options.prove else None
     failures = []
     for failure in study.failures:
@@ -285,9 +290,10 @@ def _judged(
 
 
 def _proof(study: Study, plan: AuditPlan, prunable: pruning.Prunable) -> dict[str, Any]:
-    """Show all images once more, without the channels that can be cut out: `verify` of
-    audit.json. Only now is it known which channels these are."""
-    # with nothing to cut out there is nothing to prove, and no image is shown again
+    """Show all images again, without the channels that can be cut out, and return the
+    entry `verify` of audit.json. A second pass is needed, since only the first one shows
+    which channels these are."""
+    # with nothing to cut out, no image is shown again
     batches = study.batches(sorted(study.seen) if prunable.layers else [])
     with in_eval_mode(study.model.module):
         proof = pruning.prove(study.model, plan, prunable.zeroed, batches)
@@ -297,21 +303,24 @@ def _proof(study: Study, plan: AuditPlan, prunable: pruning.Prunable) -> dict[st
 def layer_row(
     target: CountedCall, tallies: Mapping[Call, Tally], thresholds: Thresholds
 ) -> dict[str, Any]:
-    """Judge the channels of a call: its entry of `layers` in audit.json.
+    """Judge the channels of a call, and return the call's entry of `layers` in audit.json.
 
     Args:
-        target: the call. For `dead` its channels are judged at the activation
-            `target.dead_at`: a convolution before BatchNorm and ReLU is dead where the
-            ReLU never leaves zero.
-        tallies: of the call, and of this activation if it has run.
+        target: the call. `target.dead_at` is the activation where its channels are judged
+            for `dead`: a channel of a convolution before BatchNorm and ReLU is dead if the
+            ReLU's output is never above `thresholds.eps` in it.
+        tallies: must hold the tally of the call; may hold that of the activation.
+        thresholds: the limits of the findings.
     """
     call = target.call
     tally = tallies[call]
     activation_tally = None
     if target.dead_at is not None:
-        # missing where the activation ran for the blank image and for no other one
+        # The plan is made on a blank image. The activation has no tally if a branch of the
+        # model ran for that image alone.
         activation_tally = tallies.get(target.dead_at.call)
     evidence = _evidence(target, tally, activation_tally)
+    # values: how many each channel has. apoz: the average percentage of zeros.
     row = {
         "layer": call.name,
         "call": call.index,
@@ -322,7 +331,7 @@ def layer_row(
         "not_judged": {"dead": target.reason} if target.dead_at is None else {},
         "findings": findings.judge(evidence, thresholds),
         "values": int(tally.values.max(initial=0)),
-        "apoz": None if activation_tally is None else _apoz(activation_tally),
+        "apoz": None if activation_tally is None else _zero_share(activation_tally),
     }
     if thresholds.redundant_at:
         row["groups"] = findings.redundant_groups(evidence, thresholds)
@@ -335,14 +344,16 @@ def _evidence(
     """What is known of the channels of a call.
 
     Args:
-        tally: of the call.
-        activation_tally: of the activation at which it is judged for `dead`, maybe the
-            same; None where there is none.
+        target: the call.
+        tally: the tally of the call.
+        activation_tally: the tally of the activation where its channels are judged for
+            `dead`, which may be the call itself; None if there is no such activation, or
+            if it has not run.
     """
     ceiling = None
     if activation_tally is not None:
         sums = activation_tally.sums
-        # NaN and infinity are not known to stay at zero
+        # a channel with NaN or infinite values is never dead
         ceiling = np.where(sums[:, NONFINITE] > 0, np.inf, sums[:, HIGH])
     # without bounds the column AT_BOUND is NaN, which is no share of anything
     saturated = None
@@ -359,10 +370,10 @@ def _evidence(
     )
 
 
-def _apoz(tally: Tally) -> float:
-    """The average percentage of zeros of an activation, as a share 0..1: H. Hu, R. Peng,
-    Y.-W. Tai, C.-K. Tang, "Network Trimming", arXiv 1607.03250, equation 1, averaged over
-    the channels."""
+def _zero_share(tally: Tally) -> float:
+    """The average percentage of zeros (APoZ) of an activation, as a share 0..1: H. Hu, R.
+    Peng, Y.-W. Tai, C.-K. Tang, "Network Trimming", arXiv 1607.03250, equation 1, averaged
+    over the channels; 0 without channels."""
     zero_shares = tally.sums[:, ZEROS] / tally.values
     return float(zero_shares.mean()) if len(zero_shares) else 0.0
 
@@ -377,16 +388,16 @@ def health_check(
     """Prepare an audit that is repeated while a model is trained.
 
     Args:
-        model: as it is now. Each audit gets a model of the same structure.
+        model: the model before training. Each audit gets a model of the same structure.
         samples: the images of each audit.
-        layers: those to audit; functions among them are left out.
+        layers: the layers to audit; functions among them are left out.
         inputs: how images become the model's inputs.
-        blank: arguments of the model, whose values do not matter. A forward pass on them
-            decides now at which activation each layer is judged.
+        blank: arguments of the model, whose values do not matter. A forward pass on them,
+            made at once, decides at which activation each layer is judged.
 
     Returns:
-        A function that takes a model and a folder, audits the model as it is, writes
-        audit.json into the folder, and returns its content.
+        A function that takes a model and a folder, audits the model, writes audit.json
+        into the folder, and returns the content of audit.json.
 
     Raises:
         UsageError: all layers are functions.
@@ -398,11 +409,11 @@ def health_check(
             f"channels are judged of modules, and all layers are functions: {functions}"
         )
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
-    # only once: training changes weights, and not the structure
+    # only once: training changes the weights, but not the structure
     plan = plan_audit(model, options.layers, blank)
 
     def check(model: LoadedModel, folder: Folder) -> Mapping[str, Any]:
-        """Audits the model as it is now."""
+        """Audit the model with the weights that it has now."""
         study = Study(model, samples, options)
         document = _judged(study, plan, _count(study, plan, options), options)
         output.write_document(folder, document)

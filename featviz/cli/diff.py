@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 def diff(values: Values) -> int:
     """Compare two runs, or two models on the same images, layer by layer.
 
-    BASE and NEW are run directories. With IMAGE... they are models, and diff runs both
-    on these images first; --arch, --layers, --size and so on hold for both. One may
-    be an .onnx file that was exported from the other.
+    BASE and NEW are run directories. With IMAGE... or --input they are models, and
+    diff first runs both on these images; --arch, --layers, --size and so on hold for
+    both. One may be an .onnx file that was exported from the other.
 
     \b
     Examples:
@@ -57,28 +57,32 @@ def diff(values: Values) -> int:
 
     \b
     absolute   the largest |a - b|, for a value a of BASE and b of NEW
-    relative   |a - b| / (the larger of |a| and |b| + the layer's largest), 0..1
+    relative   |a - b| / (max(|a|, |b|) + the layer's largest |value|), 0..1
     cosine     similarity of the layer's tensors as vectors, -1..1: 1 is alike
     SQNR       10 log10 of the power of a over that of b - a, in dB (kept tensors)
     \f
-    Values are equal whose relative difference is at most --tolerance. The
-    default accepts what another number of threads or another CPU library
-    changes; a CPU beside a GPU may need 1e-3. NaN equals NaN.
+    Two values are equal if their relative difference is at most --tolerance.
+    The default accepts what another number of threads or another CPU library
+    changes; to compare a run on a CPU with one on a GPU, 1e-3 may be needed.
+    NaN equals NaN.
 
-    Where both runs kept tensors (`featviz run --tensors npy`), these are
-    compared, else the statistics, and the pixels of PNGs. Models are run with
-    tensors, into --out, beside the page of --html, or into a temporary folder.
-    Runs of different images, preprocessing or scale modes are refused.
+    If both runs kept tensors (`featviz run --tensors npy`), diff compares the
+    tensors. If not, it compares the statistics, and the pixels of PNGs. Runs of
+    two models keep tensors, and go into --out. Without --out they go into a
+    folder beside the page of --html, and without both into a temporary folder.
+    Two runs of different images are refused, and so are two that differ in
+    preprocessing or in --normalize.
 
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 3 equal, but some images
     failed, 4 different. With --fail-on: 0 the gates held, 4 one failed.
     """
-    from featviz.diff import diff
+    from featviz.diff import diff as diff_runs
     from featviz.diff.gates import parse_gate
     from featviz.report.comparison_page import render_comparison
 
     thresholds = read_from(DiffThresholds, dict(values))
     files = read_from(DiffFiles, dict(values))
+    # a misspelt gate is refused before two models run
     for text in thresholds.fail_on:
         parse_gate(text)
     images = images_of(values)
@@ -92,7 +96,7 @@ def diff(values: Values) -> int:
             )
     base = existing_run(values["base"])
     new = existing_run(values["new"])
-    result = diff(base, new, thresholds, files, render_comparison)
+    result = diff_runs(base, new, thresholds, files, render_comparison)
     _print(result, files, values["json"])
     return result.exit_code
 
@@ -106,15 +110,15 @@ def _diff_models(
     """Run both models on the images, compare the runs, and print the comparison.
 
     Args:
-        values: of the command line, with `base` and `new` as models.
-        images: as they were typed, or as TOML has them; empty where `--input` takes their
-            place.
+        values: the values of the command line, with `base` and `new` as models.
+        images: as they were typed, or as TOML has them; empty if `--input` was given in
+            their place.
 
     Returns:
-        The exit code. That of a run that failed, which ends all; else that of the
-        comparison; where it is 0, 3 if some images failed.
+        The exit code of the comparison; 3 if that is 0, and some images failed. If a run
+        fails, nothing is compared, and its exit code is returned.
     """
-    from featviz.diff import diff
+    from featviz.diff import diff as diff_runs
     from featviz.diff.diff import checked_files
     from featviz.diff.runs import model_runs
     from featviz.models.requirements import require_torch
@@ -132,7 +136,7 @@ def _diff_models(
         exit_codes = []
         folders = (runs.base, runs.new)
         for spec, (model, layers), folder in zip(specs, models, folders, strict=True):
-            # with tensors: the levels of pictures have noise of their own, and no SQNR
+            # with tensors: the levels of pictures are rounded, and give no SQNR
             options = RunOptions(
                 layers=layers,
                 out=folder,
@@ -140,11 +144,11 @@ def _diff_models(
                 draw=DrawOptions(tensors="npy"),
                 inputs=inputs,
             )
-            exit_codes.append(_run(spec, model, images, options))
-            # 3 says that some images failed; the others are compared
+            exit_codes.append(_run_model(spec, model, images, options))
+            # 3 says that some images failed: the images that did not are compared
             if exit_codes[-1] not in (0, 3):
                 return exit_codes[-1]
-        result = diff(
+        result = diff_runs(
             runs.base,
             runs.new,
             thresholds,
@@ -170,13 +174,13 @@ def _checked_models(
     """The options of both models, BASE first.
 
     Args:
-        values: of the command line; the options of models hold for both.
+        values: the values of the command line; the options of models hold for both.
         specs: BASE and NEW, as they were typed.
         images: as they were typed.
 
     Raises:
-        UsageError: a model is a run directory or not there, an image is not there, or
-            images are to be read from stdin, which goes only once.
+        UsageError: a model is a run directory or does not exist, an image does not exist,
+            or images are listed on stdin, which can be read only once.
     """
     from featviz.images.find import check_arguments
     from featviz.models.requirements import check_current_folder
@@ -199,7 +203,8 @@ def _checked_models(
     sources = []
     for spec in specs:
         source = read_from(ModelOptions, dict(values), spec=spec)
-        # a graph has its weights: beside a network, these options are for the network
+        # A graph holds its own weights. If the other model is a network, these options
+        # are for that.
         if graphs == [spec]:
             source = structs.replace(source, arch=None, weights=None, model_args={})
         check_source(source)
@@ -208,18 +213,19 @@ def _checked_models(
     return sources
 
 
-def _run(
+def _run_model(
     spec: str,
     model: ModelOptions | LoadedModel,
     images: Sequence[str],
     options: RunOptions,
 ) -> int:
-    """Run a model, and print what went wrong with images and layers.
+    """Run one of the two models, and print what went wrong with images and layers.
 
     Args:
         spec: the model as it was typed, for messages.
-        model: its options, or the loaded model.
-        options: of the run; `out` is its folder.
+        model: the loaded model, or the options by which it is loaded.
+        images: as they were typed.
+        options: the options of the run; `out` is the folder of the run.
 
     Returns:
         The exit code of the run.
@@ -235,10 +241,11 @@ def _run(
 
 
 def _print(result: Comparison, files: DiffFiles, as_json: bool) -> None:
-    """Print the comparison on stdout, and the files that hold it on stderr.
+    """Print the comparison on stdout, and where its files are on stderr.
 
     Args:
-        files: where the page and the JUnit file are.
+        files: the paths of the page and of the JUnit file.
+        as_json: whether to print the document, in place of the table.
     """
     from featviz.diff.output import diff_table
 

@@ -59,7 +59,7 @@ def field(values: Values) -> int:
         output.text(str(_table(result)))
     fields = counted(len(result.layers), "receptive field")
     assert result.path is not None, "a name was given above"
-    output.written(fields, result.path, values["open"])
+    output.log_written(fields, result.path, values["open"])
     return 3 if result.failures else 0
 
 

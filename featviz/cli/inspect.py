@@ -188,7 +188,7 @@ def look(values: Values) -> int:
         log.info("%s: %s", result.name, result.remark)
     # a layer that ends two stages has two rows
     layers = {row.layer for row in result.layers}
-    output.written(counted(len(layers), "layer"), result.path, values["open"])
+    output.log_written(counted(len(layers), "layer"), result.path, values["open"])
     return 0
 
 
@@ -250,7 +250,7 @@ def cam(values: Values) -> int:
         noun = f"the first of {noun}"
     elif len(pictures) > 1:
         path = path.parent
-    output.written(noun, path, values["open"])
+    output.log_written(noun, path, values["open"])
     return 3 if failed else 0
 
 

@@ -112,13 +112,14 @@ def to_look_at(noun: str, *arguments: object) -> str:
     return f"to look at {noun}: {command_line}"
 
 
-def written(noun: str, page: Path, show: bool) -> None:
-    """Log where a report or a picture is, and open it in the user's browser if asked.
+def log_written(noun: str, page: Path, show: bool) -> None:
+    """Log where a report or a picture is, and open it in the user's browser if asked. If
+    no browser can be started, warn, with the address to open by hand.
 
     Args:
         noun: stands for what was written: `report`, `3 layers`.
-        page: its file, or the folder of several.
-        show: whether to open it. If no browser can be started, a warning has its address.
+        page: the file, or the folder of several pages.
+        show: whether to open it.
     """
     import webbrowser
 

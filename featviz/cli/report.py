@@ -72,7 +72,7 @@ def report(values: Values) -> int:
         files = [str(path) for path in result.files]
         output.document({"page": str(result.page), "files": files})
     if values["open"] or not values["json"]:
-        output.written("report", result.page, values["open"])
+        output.log_written("report", result.page, values["open"])
     return 0
 
 

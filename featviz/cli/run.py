@@ -127,7 +127,7 @@ def run(values: Values) -> int:
         from featviz.report import build_report
 
         page = build_report(options.folder, ReportOptions()).page
-        output.written("report", page, values["open"])
+        output.log_written("report", page, values["open"])
     if shard is None:
         return result.exit_code
     return _exit_code_of_shard(result)

@@ -223,7 +223,7 @@ def _with_others(
 
 
 def picture_name(spec: str) -> str:
-    """The file of the picture where --out names none: `field-resnet18.png`.
+    """The name of the picture's file if --out gives none: `field-resnet18.png`.
 
     Args:
         spec: MODEL, as the user typed it.
@@ -232,30 +232,32 @@ def picture_name(spec: str) -> str:
 
 
 def square_side(values: np.ndarray, share: float) -> int:
-    """The side of the smallest square that holds a share of all values, wherever it
-    lies; of the field of a symmetric network it lies around the middle.
+    """The side of the smallest square, anywhere in the field, whose values add up to a
+    share of the sum of all values.
 
     Args:
-        values: [H, W], none below zero.
+        values: the field, [H, W], none below zero.
         share: 0..1.
 
     Returns:
         Pixels, from 1 to the longer side of `values`.
     """
-    # A summed-area table (Crow, 1984) holds the sum above and left of each corner, so
-    # that four corners give the sum in any rectangle.
+    # A summed-area table (Crow, 1984), [H + 1, W + 1]: the sum of all values above and
+    # left of each corner. Four corners give the sum in any rectangle.
     table = np.pad(values.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
 
-    def most_held(side: int) -> float:
+    def largest_sum(side: int) -> float:
+        """The largest sum of values in a square of this side; where the square is
+        larger than the field, only the field counts."""
         height = min(side, values.shape[0])
         width = min(side, values.shape[1])
         sums = table[height:, width:] - table[:-height, width:]
         sums = sums - table[height:, :-width] + table[:-height, :-width]
         return float(sums.max())
 
-    # a greater square holds no less, so the sides are searched by halves
+    # a larger square holds no less, so the sides are searched by bisection
     sides = range(1, max(values.shape))
-    return 1 + bisect_left(sides, share * table[-1, -1], key=most_held)
+    return 1 + bisect_left(sides, share * table[-1, -1], key=largest_sum)
 
 
 # Measuring

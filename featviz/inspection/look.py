@@ -609,27 +609,29 @@ def class_colors() -> Bytes:
 
 
 def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile | None:
-    """An output as a picture: one or three channels are pixels, and scores of a
-    segmentation show the likeliest class, in colours that mean nothing.
+    """An output of the model as a picture. One or three channels are pixels. Scores of a
+    segmentation show the likeliest class of each place, each class in an arbitrary colour.
 
     Args:
-        key: of the tensor in the output, empty for a plain one.
+        key: the key of the tensor in the output; empty for an output that is a tensor.
         output: a tensor of any shape.
         input_size: height and width of the input.
 
     Returns:
-        None for a shape other than [1, C, H, W], a small map, features of a layer, and
-        values that are not all finite.
+        None for an output that is neither pixels nor scores: another shape than [1, C, H,
+        W], a side below `_SMALLEST_PICTURE`, many channels in another size than the
+        input's. None also for numbers that are not all finite, or not real.
     """
     shape = tuple(output.shape)
     if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
         return None
-    # Two libraries call scores of classes so. Without a name, maps of the input's own
-    # size are taken for scores, smaller ones for features, which are not pictures.
+    # Hugging Face calls the scores of classes `logits`, and torchvision calls them `out`.
+    # Under another key, maps of the input's size are taken for scores, and others for
+    # features, which are no picture.
     channels = shape[1]
-    named = key in ("logits", "out") and channels > 1  # by Hugging Face and torchvision
-    is_pixels = channels in (1, 3) and not named
-    if not (is_pixels or named or shape[2:] == tuple(input_size)):
+    are_scores = key in ("logits", "out") and channels > 1
+    is_pixels = channels in (1, 3) and not are_scores
+    if not (is_pixels or are_scores or shape[2:] == tuple(input_size)):
         return None
     try:
         numbers = to_floats(output)[0]
@@ -644,8 +646,8 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
 
 
 def _as_pixels(numbers: Tensor) -> Bytes:
-    """Finite floats [C, H, W] as RGB: 0..1 as they are, others from the least to the
-    greatest."""
+    """Finite floats [C, H, W] as RGB. Values in 0..1 keep their brightness; if some lie
+    beyond, the range from the least to the greatest is stretched to 0..1."""
     low = float(numbers.min())
     high = float(numbers.max())
     # the output of a network that was trained for 0..1 may go a little beyond
