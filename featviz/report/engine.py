@@ -56,7 +56,7 @@ class Site:
 
     def color_key(self, figure: Figure) -> ColorKey:
         """What the colours of a figure, of either run, mean."""
-        return color_keys.color_key(figure.row, self.options[figure.other])
+        return color_keys.color_key(figure.row, self.options[figure.is_other])
 
     def anchor(self, group: Group, channel: int | str) -> str:
         """The id of a channel on the page of its layer.

@@ -20,7 +20,7 @@ from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
 _WIDE = 3.0
-"""A picture wider than this many times its height gets a row of the page for itself."""
+"""A picture wider than this many times its height gets a whole row of the page."""
 _SMALL = 8
 _MIDDLE = 16
 """Tiles in a row up to which a picture takes a third, or two thirds, of a page."""
@@ -46,12 +46,17 @@ class Figure:
     row: Capture
     script: str
     """The script that has its numbers."""
-    other: bool = False
+    is_other: bool = False
     """Whether it belongs to the run that this one is compared with."""
 
     @classmethod
     def of(
-        cls, id: str, row: Capture, input: PictureView, script: str, other: bool = False
+        cls,
+        id: str,
+        row: Capture,
+        input: PictureView,
+        script: str,
+        is_other: bool = False,
     ) -> Figure:
         """The grid of a tensor.
 
@@ -60,14 +65,14 @@ class Figure:
             row: the tensor, as the manifest has it.
             input: what the model saw, of the same image in the same run.
             script: the name of the script that has its numbers.
-            other: whether it belongs to the run that this one is compared with.
+            is_other: whether the figure belongs to the run that this one is compared with.
         """
         image = input.image
         alt = (
             f"{tile_count(row)} of {row.label}, {row.capture_key.stem}, of {image.name}"
         )
         picture = PictureView(id, image, row.file, row.size, alt, input.home)
-        return cls(picture, input, row, script, other)
+        return cls(picture, input, row, script, is_other)
 
     @property
     def name(self) -> str:
@@ -126,7 +131,7 @@ class Group:
     @property
     def of_this_run(self) -> list[Figure]:
         """The figures without those of the run that this one is compared with."""
-        return [figure for figure in self.figures if not figure.other]
+        return [figure for figure in self.figures if not figure.is_other]
 
     @property
     def aligned(self) -> bool:
@@ -279,7 +284,9 @@ def _image_page(
         if partner is not None:
             other_position, other_row = partner
             id = f"o{number}-{other_position}"
-            figures.append(Figure.of(id, other_row, inputs[True], script, other=True))
+            figures.append(
+                Figure.of(id, other_row, inputs[True], script, is_other=True)
+            )
         group = Group(
             id=f"{page_id}-{position}",
             layer=row.label,
@@ -382,11 +389,12 @@ def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
 
 
 def input_view(id: str, image: ReadImage, home: str) -> PictureView:
-    """The picture of what the model saw of an image.
+    """The view of the picture that shows what the model saw of an image.
 
     Args:
-        id: of the picture.
-        home: the id of the image's page; empty in a report of one page.
+        id: the id of the picture in HTML.
+        image: the image, as it was read from its run.
+        home: the id of the image's page; empty where the report has only one page.
     """
     alt = f"What the model saw of {image.name}"
     return PictureView(id, image, INPUT_FILE, image.input_size, alt, home)

@@ -17,16 +17,19 @@ class PictureView:
     """A picture on a page."""
 
     id: str
+    """The id of the picture in HTML."""
     image: ReadImage
+    """The image that the picture belongs to."""
     file: str
-    """Relative to the image's folder."""
+    """The path of the picture, relative to the image's folder."""
     size: tuple[int, int]
     """Width and height in pixels."""
     alt: str
-    """The text for a reader who cannot see it."""
+    """The text for a reader who cannot see the picture."""
     home: str = ""
-    """The id of the page that contains it in a report of one file. On other pages the
-    script shows it."""
+    """The id of the image's page; empty where the report has only one page. If all pages
+    are in one file, only this page contains the picture, and a script shows it on the
+    other pages."""
 
 
 class PackedPicture(NamedTuple):

@@ -229,10 +229,16 @@ class RunReport:
         place_scripts = PlaceScripts(self.pages, site)
         yield from self._image_files(site, place_scripts)
         for page in self.pages.layers:
-            yield f"{page.id}.html", _document(site, page, self._layer(page, site))
+            yield (
+                f"{page.id}.html",
+                _document(site, page, self._render_layer(page, site)),
+            )
         if self.comparison is not None and self.comparison.result is not None:
             yield from self._comparison_files(site, self.comparison)
-        yield f"{RUN_PAGE}.html", render("document", site, Document(self._index(site)))
+        yield (
+            f"{RUN_PAGE}.html",
+            render("document", site, Document(self._render_run_page(site))),
+        )
         if site.places:
             yield from place_scripts.index()
 
@@ -240,7 +246,7 @@ class RunReport:
         """The pages of all images, and the scripts with their grids and places."""
         grids: dict[str, dict[str, str]] = {}
         for number, page in enumerate(self.pages.images, 1):
-            image = self._image(page, site)
+            image = self._render_image(page, site)
             # a script has several images, and is complete with the last of them
             for name, entries in image.grids.items():
                 grids.setdefault(name, {}).update(entries)
@@ -258,13 +264,13 @@ class RunReport:
         grids: dict[str, str] = {}
         articles = []
         for page in self.pages.images:
-            image = self._image(page, site)
+            image = self._render_image(page, site)
             articles.append(image.article)
             for entries in image.grids.values():
                 grids |= entries
         layers: list[Markup] = []
         for page in self.pages.layers:
-            layers.extend(self._layer(page, site))
+            layers.extend(self._render_layer(page, site))
         compared = []
         if self.comparison is not None and self.comparison.result is not None:
             pictures = self.comparison.pictures
@@ -273,7 +279,7 @@ class RunReport:
             )
             compared = list(render("compare", site, content))
             grids |= content.grids
-        pieces = [*self._index(site), *articles, *layers, *compared]
+        pieces = [*self._render_run_page(site), *articles, *layers, *compared]
         return render("document", site, Document(pieces, data=script(grids)))
 
     def _site(self, links: Links) -> Site:
@@ -319,7 +325,7 @@ class RunReport:
 
     # The page of the run
 
-    def _index(self, site: Site) -> Iterator[Markup]:
+    def _render_run_page(self, site: Site) -> Iterator[Markup]:
         """The page of the run, to be rendered after all images."""
         images, layers = self.pages
         first = images[0] if images else None
@@ -393,19 +399,20 @@ class RunReport:
 
     # The pages of images and of layers
 
-    def _image(self, page: ReportPage, site: Site) -> _RenderedImage:
-        """Render the page of an image, and add its numbers to the totals."""
-        # as `page.inputs`: of this run (False), and of the one to compare with (True)
+    def _render_image(self, page: ReportPage, site: Site) -> _RenderedImage:
+        """Render the page of an image, and add the image's statistics to the totals."""
+        # The keys are those of `page.inputs`: False for the statistics in this run, True
+        # for those in the run that it is compared with.
         stats_of_run = {}
-        for other, view in page.inputs.items():
-            stats_of_run[other] = view.image.stats()
+        for is_other, view in page.inputs.items():
+            stats_of_run[is_other] = view.image.stats()
         stats = {}
         grids: dict[str, dict[str, str]] = {}
         for group in page.groups:
             for figure in group.figures:
                 id = figure.picture.id
                 stats_key = figure.row.capture_key.stats_key
-                stats[id] = stats_of_run[figure.other][stats_key]
+                stats[id] = stats_of_run[figure.is_other][stats_key]
                 is_grey = site.color_key(figure).is_grey
                 grid = figure_grid(figure, stats[id], is_grey)
                 grids.setdefault(figure.script, {})[id] = grid
@@ -413,13 +420,14 @@ class RunReport:
             figure = group.figures[0]
             table = stats[figure.picture.id]
             self._totals_of(group).add(figure.row, table, group.zeroed)
-        # the page of the run shows this image, long after its statistics are gone
-        self._first_stats = self._first_stats or stats
+        # the page of the run, which is rendered last, shows the first image
+        if not self._first_stats:
+            self._first_stats = stats
         stages = network(page, stats)
         all_zero = {}
         for id, table in stats.items():
-            # the share of zeros is 1, and no value is not finite
-            all_zero[id] = np.flatnonzero((table[:, 4:] == (1, 0)).all(1)).tolist()
+            *_, zeros, nonfinite = table.T  # as in STAT_COLUMNS
+            all_zero[id] = np.flatnonzero((zeros == 1) & (nonfinite == 0)).tolist()
         content = ImagePage(
             image=page,
             neighbours=_neighbours(page, self.pages.images),
@@ -431,7 +439,7 @@ class RunReport:
         article = Markup("".join(render("image", site, content)))
         return _RenderedImage(article, grids, stats_of_run[False])
 
-    def _layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
+    def _render_layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
         """The page of a layer, to be rendered after all images."""
         audit = self.companions.audit
         tensors = []

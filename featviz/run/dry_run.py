@@ -25,13 +25,12 @@ from featviz.records import (
 from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.text import by, counted, printable, size_text
 
-# PNG bytes, on the safe side of what was measured over the sample scenes with random
-# weights
-BYTES_PER_VALUE = 0.8  # of a map at scale 1; resnet18 took 0.72 and vgg16 0.57
-ENLARGED = 1.5  # times as much for enlarged maps, however large
-BLENDED = 0.6  # times as much for each byte of maps over the input
+# Bytes of a PNG, estimated from the sample scenes with random weights, and rounded up
+BYTES_PER_VALUE = 0.8  # for each value of a map; resnet18 took 0.72 and vgg16 0.57
+ENLARGED = 1.5  # an enlarged map takes this many times as much, at any scale
+BLENDED = 0.6  # maps over the input take this many times as much in each colour channel
 FIGURE = 0.5  # for each pixel of a figure
-OWN_FILES = 3  # of an image beside its pictures: input.png, stats.npz and manifest.json
+OWN_FILES = 3  # each image also has input.png, stats.npz and manifest.json
 # for each picture in manifest.json and stats.npz, without numbers of channels
 ROW_BYTES = 1000
 
@@ -50,7 +49,7 @@ class PlannedFile(NamedTuple):
 
 
 def render(plan: Mapping[str, Any]) -> str:
-    """What `dry_run` found, as a table for people."""
+    """The document of `dry_run`, as a table for people."""
     rows = []
     for file in plan["per_image"]:
         size = by((file["width"], file["height"]))
@@ -76,15 +75,16 @@ def render(plan: Mapping[str, Any]) -> str:
 def dry_run(
     model: ModelOptions, arguments: Sequence[str], options: RunOptions
 ) -> dict[str, Any]:
-    """Plan a run without writing anything: the files of each image, and totals of all.
-    Where a model takes images in their own size, the first one stands for all.
+    """Plan a run without writing anything: the files of each image, and the totals over
+    all images. If a model takes images in their own size, the plan supposes that all have
+    the size of the first one.
 
     Args:
         arguments: the images, as on the command line.
 
     Returns:
-        The document of `run --dry-run --json`: `per_image` has the rows of PlannedFile,
-        and the totals are of all images of this shard.
+        The document of `run --dry-run --json`: `per_image` has a row for each
+        PlannedFile, and the totals are over all images of this shard.
     """
     prepared = prepare(model, find_images(arguments, options), options)
     images = len((options.shard or Shard()).of(prepared.samples))
@@ -94,7 +94,7 @@ def dry_run(
     skipped = [{"layer": row.layer, "reason": row.reason} for row in recorder.skipped]
     for layer in recorder.never_ran:
         skipped.append({"layer": layer.name, "reason": "did not run"})
-    # the blank image stands for all: how large pictures are depends on shapes alone
+    # the blank image will do: the size of a picture depends only on shapes
     files = planner.files
     pixels = sum(file.width * file.height for file in files)
     size = sum(file.bytes for file in files) + planner.other_bytes
@@ -112,7 +112,7 @@ def dry_run(
 
 
 class _Planner:
-    """Takes the tensors of a forward pass, as drawing would, and plans their files."""
+    """Plans the files of the tensors of one forward pass."""
 
     def __init__(self, prepared: Prepared) -> None:
         """Begin with the files that every image has."""
@@ -131,15 +131,15 @@ class _Planner:
         gradient: Tensor | None = None,
         hints: Hints | None = None,
     ) -> None:
-        """Plan the files of a tensor. The hooks call it.
+        """Plan the files of a tensor. The hooks call this method.
 
         Args:
-            site: which capture it is.
-            gradient: at the tensor, for class activation maps.
-            hints: on its layout; None looks them up.
+            site: the capture that gave the tensor.
+            gradient: the gradient at the tensor, for class activation maps.
+            hints: hints on the tensor's layout; None looks them up.
 
         Raises:
-            LayoutError: it cannot be drawn.
+            LayoutError: the tensor cannot be drawn.
         """
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
@@ -164,11 +164,11 @@ class _Planner:
             self._plan_picture(site.inside(SALIENCY), maps_by_key[""], strongest)
 
     def _plan_picture(self, site: CaptureSite, maps: Maps, draw: DrawOptions) -> None:
-        """Plan the picture of some maps, and its figure. Which maps are near-equal is
-        not known yet: they are counted.
+        """Plan the picture of some maps, and its figure. --collapse leaves out maps that
+        are nearly equal to another; the plan cannot know these, and counts all maps.
 
         Args:
-            site: which capture, or part of one, the picture is of.
+            site: the capture, or the part of a capture, that the picture shows.
             draw: how this picture is drawn, which may differ from the run's options.
         """
         channels, slices, *size = maps.data.shape
@@ -196,11 +196,12 @@ class _Planner:
 
 
 def _estimated_bytes(plan: GridPlan, is_overlay: bool, is_pca: bool) -> int:
-    """How large the PNG of a grid may become.
+    """An estimate of the size of a grid's PNG, in bytes.
 
     Args:
-        is_overlay: whether maps lie over the input.
-        is_pca: whether it is a picture of three components.
+        is_overlay: whether the maps lie over the input; then `is_pca` has no effect.
+        is_pca: whether the picture shows three principal components, as red, green and
+            blue.
     """
     bytes_per_value = BYTES_PER_VALUE
     if is_overlay:
@@ -214,11 +215,12 @@ def _estimated_bytes(plan: GridPlan, is_overlay: bool, is_pca: bool) -> int:
 
 
 def _figure(picture: PlannedFile, file: str, panels: int) -> PlannedFile:
-    """The figure beside a picture.
+    """The planned figure of a picture.
 
     Args:
-        file: its name.
-        panels: how many there could be; a figure shows the first ones.
+        picture: the planned picture.
+        file: the path of the figure.
+        panels: how many panels there are maps for; a figure shows only the first ones.
     """
     from featviz.drawing import page
 

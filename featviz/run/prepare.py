@@ -262,8 +262,9 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
 
 
 def _holds_vector(sample: Sample, features: int) -> bool:
-    """Whether a file holds a vector of `features` numbers; not where it cannot be read,
-    which is an error of this image when its turn comes."""
+    """Whether the file of a sample holds a vector of `features` numbers, [features] or
+    [1, features]. False for a file that cannot be read."""
+    # a file that cannot be read is reported when the run comes to it
     with suppress(ImageError):
         raw = ExpectedImage(0, raw=True)
         (image,), _ = decode.decode(

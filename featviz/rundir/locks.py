@@ -38,13 +38,13 @@ _LONGEST_SIGNATURE = 4096
 def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
     """Lock a folder while the block writes into it. The folder is made if it is missing,
     and removed at the end if it is empty. Locks of killed processes are removed. An
-    earlier result that one of them had moved away comes back.
+    earlier result that a killed process had moved away gets its name back.
 
     Args:
-        out: the folder. Where it is a file nothing is locked: `check_free` refuses it.
-        shard: the part of the run that this command draws, where the run is divided.
-            Other shards of the same division may write into the folder at the same
-            time. None lets nobody else write.
+        out: the folder. If it is a file, nothing is locked: `check_free` refuses it.
+        shard: the shard that this command draws. Shards of the same run, divided into as
+            many parts, may write into the folder at the same time. None if the run is
+            not divided: no other process may write then.
 
     Raises:
         StoreError: another process writes into it.
@@ -76,15 +76,17 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
 
 
 def _bring_back(out: Path, holder: str) -> None:
-    """Give an earlier result its name back, if a process was killed between the two
-    renames by which it replaced the folder.
+    """Give an earlier result its name back. A process replaces a result by two renames;
+    if it is killed between them, the earlier result keeps a hidden name. Nothing is done
+    if `out` exists.
 
     Args:
-        out: the folder that may be missing for that reason.
-        holder: as of `locked`.
+        out: the path of the result.
+        holder: what is locked, for the message: `--out maps`.
 
     Raises:
-        StoreError: the process still runs, and holds the lock of the earlier result.
+        StoreError: the process was not killed, and still holds the lock of the earlier
+            result; or the result cannot be renamed.
     """
     final = real(out)
     if os.path.lexists(final) or not final.parent.is_dir():
@@ -106,14 +108,14 @@ def locked_new(folder: Folder, holder: str) -> Iterator[None]:
 
     Args:
         folder: the open folder.
-        holder: as of `locked`.
+        holder: what is locked, for the message: `--out maps`.
     """
     if not BY_DESCRIPTOR or not hasattr(fcntl, "flock"):
         with locked(folder.path / LOCK_FILE, holder):
             yield
         return
     with folder.create(LOCK_FILE) as file:
-        # nobody can have it yet; so it is not waited for
+        # no other process can hold the lock of a new file, so there is no wait
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(_signature())
@@ -123,8 +125,8 @@ def locked_new(folder: Folder, holder: str) -> Iterator[None]:
 
 @contextmanager
 def among_shards(out: Path) -> Iterator[None]:
-    """Run the block, in which a shard begins or ends, while no other shard does either;
-    waits for up to PATIENCE seconds.
+    """Run the block, in which a shard begins or ends, while no other shard begins or ends.
+    Waits for other shards up to PATIENCE seconds.
 
     Raises:
         StoreError: another shard takes longer.
@@ -134,8 +136,7 @@ def among_shards(out: Path) -> Iterator[None]:
 
 
 def is_lock(relative_path: str) -> bool:
-    """Whether a path in a run directory is that of a lock: of the directory, or of a
-    shard."""
+    """Whether a path in a run directory is that of a lock file."""
     return (
         relative_path == LOCK_FILE or SHARD_LOCKS.fullmatch(relative_path) is not None
     )
@@ -164,18 +165,18 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
                 made[:0] = [folder for folder in above if not folder.exists()]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _acquire(lock, path, holder, patience)
-        # to tell the file that was locked from one that another process may have made
-        # under its name by the end
+        # By the end, another process may have made a new lock file under this name. The
+        # identity of the file that was locked tells the two apart.
         identity = None
         try:
-            if not isinstance(lock, SoftFileLock):  # which writes its own text
+            if not isinstance(lock, SoftFileLock):  # a SoftFileLock writes its own text
                 _sign(path)
             with suppress(OSError):
                 identity = path.lstat()
             yield
         finally:
-            # before the release: a process that waits sees that the file has gone, and
-            # makes a new one
+            # The file is removed before the release: a process that waits for the lock
+            # then sees that the file has gone, and makes a new one.
             if identity is not None:
                 _remove(path, identity)
             lock.release()
@@ -186,8 +187,8 @@ def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
 
 
 def _remove(path: Path, identity: os.stat_result) -> None:
-    """Remove a lock file, unless it is another one by now: the folder was replaced, and
-    another process has locked the new one.
+    """Remove a lock file, unless another process has made a new one in its place: the
+    folder may have been replaced.
 
     Args:
         identity: `lstat` of the file that was locked.
@@ -198,21 +199,29 @@ def _remove(path: Path, identity: os.stat_result) -> None:
 
 
 def end_lock(path: Path, holder: str) -> None:
-    """Remove a lock that a killed process has left; StoreError where the process still
-    runs."""
+    """Remove a lock that a killed process has left.
+
+    Args:
+        path: the lock file.
+        holder: what is locked, for the message: `--out maps`.
+
+    Raises:
+        StoreError: a process still holds the lock.
+    """
     with locked(path, holder):
         pass
 
 
 def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> None:
-    """Acquire a lock. Where another process has just removed its folder, this returns
-    without the lock, and the caller tries again.
+    """Acquire a lock. If another process has just removed the folder of the lock, this
+    returns without the lock: the caller asks `lock.is_locked`, and tries again.
 
     Args:
-        path, holder, patience: as of `locked`.
+        path, holder, patience: as for `locked`.
 
     Raises:
-        StoreError: another process has the lock for longer, or the file is not a lock.
+        StoreError: another process holds the lock for longer than `patience`, or the
+            file is not a lock.
     """
     try:
         if os.path.lexists(path):
@@ -233,8 +242,8 @@ def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> No
 
 
 def _sign(path: Path) -> None:
-    """Write into a lock file who holds it. Where that fails, as on a full disk, the file
-    stays empty.
+    """Write into a lock file which process holds it. If that fails, as on a full disk, the
+    file stays empty, without an error.
 
     Raises:
         StoreError: the file is not a lock.
@@ -251,17 +260,21 @@ def _sign(path: Path) -> None:
 
 
 def _signature() -> bytes:
-    """A line that names this process, its machine and the time. It is for people who find
-    a lock; whether the lock is held, the system knows."""
+    """A line that names this process, its machine and the time, for people who find a
+    lock file."""
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return f"process {os.getpid()} on {socket.gethostname()} since {began}\n".encode()
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    """Refuse a lock file that is a link, or no regular file: StoreError.
+    """Refuse a lock file that is a link, or no regular file.
 
     Args:
-        status: of the file at `path`.
+        path: the lock file, for the message.
+        status: the status of the file.
+
+    Raises:
+        StoreError: it is one of these.
     """
     # a hard link to somebody's notes would be truncated, and written into
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:

@@ -27,17 +27,17 @@ from featviz.rundir.schema import MOST_RECORD
 from featviz.text import quoted, safe_name, safe_path
 
 _AT_ONCE = 8
-"""Images that are fetched at once: an answer of a store takes a tenth of a second."""
+"""How many images are fetched in parallel: a store takes a tenth of a second to answer."""
 
 
 class Mirror:
     """The objects below a URL, to which a run directory is copied."""
 
     def __init__(self, url: Url, root: Path) -> None:
-        """Make a mirror; the store is not asked for anything yet.
+        """Make a mirror. This sends no request to the store.
 
         Args:
-            url: where the copy of the run directory is.
+            url: the place of the copy in the store.
             root: the run directory on this machine.
         """
         self._url = url
@@ -47,8 +47,14 @@ class Mirror:
         """Folders of images that the store has."""
 
     def put_run(self, folders: Iterable[str]) -> None:
-        """Put into the store the images with these folders that it does not have yet, then
-        run.json; StoreError where one cannot be written."""
+        """Put images that the store does not have yet into it, then run.json.
+
+        Args:
+            folders: the folders of all complete images, relative to the run directory.
+
+        Raises:
+            StoreError: a file cannot be written into the store.
+        """
         # run.json is written every few seconds: most images are in the store already
         for folder in folders:
             if folder not in self._complete:
@@ -57,22 +63,34 @@ class Mirror:
         self._put([RUN_FILE])
 
     def _put_image(self, folder: str) -> None:
-        """Put all files of an image into the store, unless it has an image with the same
-        manifest there."""
-        name = f"{folder}/{MANIFEST_FILE}"
+        """Put an image into the store: the files that its manifest names, then the
+        manifest. Nothing is put if the store already has the same manifest.
+
+        Args:
+            folder: the image's folder, relative to the run directory.
+
+        Raises:
+            StoreError: a file cannot be written into the store.
+        """
+        manifest = f"{folder}/{MANIFEST_FILE}"
         # --resume meets images that are in the store: the same manifest, the same files
-        content = (self._root / name).read_bytes()
-        # There is no such object; or the store fails, and says why when files are put.
+        content = (self._root / manifest).read_bytes()
+        # An error here means that the store has no such manifest, or that it fails. A
+        # store that fails does so again below, where the error is reported.
         with suppress(FileError):
-            if urls.read(_object(self._url, name), MOST_RECORD) == content:
+            if urls.read(_object(self._url, manifest), MOST_RECORD) == content:
                 return
-        # the manifest last, as on a disk: a reader meanwhile sees complete images alone
-        self._put([f"{folder}/{name}" for name in read_manifest(content).named])
-        self._put([name])
+        # The manifest is the last file, as on a disk: whoever reads the store meanwhile
+        # finds only complete images.
+        self._put([f"{folder}/{file}" for file in read_manifest(content).named])
+        self._put([manifest])
 
     def _put(self, names: list[str]) -> None:
-        """Put files, relative to the run directory; StoreError where one cannot be
-        written."""
+        """Put files into the store; StoreError where one cannot be written.
+
+        Args:
+            names: the paths of the files, relative to the run directory.
+        """
         sources = [str(self._root / name) for name in names]
         targets = [_object(self._url, name).key for name in names]
         try:
@@ -97,8 +115,9 @@ class Mirror:
 
 @contextmanager
 def copied(location: Path | Url) -> Iterator[Path]:
-    """The folder in which the block reads a run: a path itself, or a temporary copy of
-    the run at a URL. Errors of the block then speak of the URL."""
+    """Give the block a folder in which it reads a run: `location` itself if it is a path;
+    for a URL, a temporary copy of the run. Errors of the block then name the URL instead
+    of the copy."""
     if isinstance(location, Path):
         yield location
         return
@@ -116,7 +135,7 @@ def copied(location: Path | Url) -> Iterator[Path]:
 
 
 def _copy_run(url: Url, root: Path) -> None:
-    """Copy into `root` run.json, and the images that it calls complete."""
+    """Copy run.json, and the images that it calls complete, into the folder `root`."""
     _copy(url, RUN_FILE, root, MOST_RECORD)
     complete = read_record(root).images.complete
     folders = [folder for folder in map(safe_path, complete) if is_inside(folder)]
@@ -126,13 +145,15 @@ def _copy_run(url: Url, root: Path) -> None:
 
 
 def _copy_image(url: Url, folder: str, root: Path) -> None:
-    """Copy the manifest of an image and the files that it lists, each up to the size that
-    it says. A file that is missing, and a manifest that cannot be read, are passed over:
-    `read_run` names them.
+    """Copy the manifest of an image, and the files that the manifest lists. A missing file
+    or a damaged manifest is no error here: `read_run` reports it.
 
     Args:
-        folder: of the image, relative to the run.
+        folder: the image's folder, relative to the run.
         root: the run directory that is the copy.
+
+    Raises:
+        StoreError: a file is larger than the manifest says, or cannot be read.
     """
     _copy(url, f"{folder}/{MANIFEST_FILE}", root, MOST_RECORD)
     with suppress(FileNotFoundError, ValueError):
@@ -148,7 +169,7 @@ def _copy(url: Url, name: str, root: Path, limit: int) -> None:
         url: the run in the store.
         name: the object's path in the run, and the file's in `root`.
         root: the run directory that is the copy.
-        limit: how many bytes the object may have.
+        limit: the most bytes that the object may have.
 
     Raises:
         StoreError: it is larger, or cannot be read.
