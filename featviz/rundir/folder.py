@@ -75,7 +75,7 @@ class Folder(OpenFolder):
             StoreError: a folder on the path is a link.
         """
         names = PurePosixPath(relative).parts
-        if not {"..", "/"}.isdisjoint(names):
+        if relative.startswith("/") or ".." in names:
             raise OSError(errno.EINVAL, f"it lies outside {self.path}")
         folder = self
         try:
