@@ -14,10 +14,10 @@ was made, so the modules come back, in the order in which they ran:
 torch.onnx.export(dynamo=True) writes them into `pkg.torch.onnx.name_scopes`, the older
 exporter into the node's name (`/layer1/layer1.0/conv1/Conv`). A convolution with its
 BatchNorm folded in has the name of the norm, whose output it computes, in the first, and
-its own in the second. Other tools know nodes alone: then a node's name is the layer's.
+its own in the second. Other tools write only nodes: then a node's name is the layer's.
 
-A module has a value where its nodes stand in one run and a single value leaves them.
-That is then what the module returned, whatever it did inside."""
+A module has a value if its nodes follow one another and a single value leaves them. That
+value is what the module returned, whatever it did inside."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from typing import Any, NamedTuple
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _LONGEST = 20_000
-"""Letters of such a list that are read; the deepest of known models have 400."""
+"""How many letters of the text of one of these two entries are read; the deepest of known
+models have 400."""
 
 _DEEPEST = 60
-"""Modules inside one another that are believed of a file."""
+"""How deep modules may lie inside one another; a deeper name is not taken for a module's."""
 
 _QUANTISE = "QuantizeLinear"
 _DEQUANTISE = "DequantizeLinear"
@@ -43,7 +44,7 @@ _KEEPS_SOURCE = (_DEQUANTISE, "Transpose", "Cast", "Identity")
 _RANDOM = ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
 
 MODULE = "Module"
-"""What stands for the class of a module where the file does not say it."""
+"""Stands for the class of a module if the file does not say it."""
 
 
 @dataclass
@@ -57,8 +58,8 @@ class LayerCall:
     inputs: tuple[str, ...] = ()
     """Names of the values that it takes, without constants."""
     outputs: tuple[str, ...] = ()
-    """Names of the values that it returns; none for a module of which nobody knows what it
-    returned."""
+    """Names of the values that it returns; empty for a module if the file does not show
+    which value it returned."""
     inner: list[LayerCall] = field(default_factory=list)
     node: Any = None
     """The NodeProto; None for a module."""
@@ -68,14 +69,15 @@ class GraphValues(NamedTuple):
     """What is known of the values of a graph, by name."""
 
     constants: Mapping[str, str]
-    """Of each value that does not depend on the graph's inputs: the name of the
-    initializer that it is, maybe in another form; empty where it is computed."""
+    """For each value that does not depend on the graph's inputs: the name of the
+    initializer that it is a form of (transposed, cast, quantised); empty if it is computed
+    in another way."""
     stand_in: Mapping[str, str]
-    """Of each value that is quantised at once: the name of the value behind
-    DequantizeLinear, which the model goes on with."""
+    """For each value that the model uses only in its quantised form: the name of the output
+    of DequantizeLinear, which the model computes with instead."""
     origin: Mapping[str, str]
-    """Of the integers behind QuantizeLinear, and of each value behind DequantizeLinear:
-    the name of the value that was quantised."""
+    """For each output of such a QuantizeLinear or DequantizeLinear: the name of the value
+    that was quantised."""
 
 
 class ScopedNode(NamedTuple):
@@ -84,11 +86,11 @@ class ScopedNode(NamedTuple):
     proto: Any
     """The NodeProto."""
     modules: tuple[str, ...] | None
-    """Qualified names, the innermost last; empty for a node of the model itself, None
-    where the file does not say it."""
+    """Their qualified names, the innermost last; empty for a node of the model itself, None
+    if the file does not say it."""
     inputs: tuple[str, ...]
-    """Names of the values that it takes: no weights or other constants, and nothing for
-    an input that is left out."""
+    """Names of the values that the node takes, without weights and other constants. An
+    optional input that the node does not use is left out."""
     outputs: tuple[str, ...]
 
 
@@ -119,7 +121,7 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
         inputs = _inputs_of(node, values)
         scopes = _scopes(node, classes)
         modules = path if scopes is None else scopes
-        # such a name is nobody's module, and a tree of so many containers ends in errors
+        # so deep a name is no module's, and a tree of so many containers ends in errors
         if modules and any(name.count(".") > _DEEPEST for name in modules):
             modules = None
         scoped_nodes.append(ScopedNode(node, modules, inputs, outputs))
@@ -127,8 +129,9 @@ def layer_calls(graph: Any) -> tuple[list[LayerCall], GraphValues]:
 
 
 def _inputs_of(node: Any, values: GraphValues) -> tuple[str, ...]:
-    """`ScopedNode.inputs` of a node. A quantised value has another name at each step, of
-    which the last one, behind DequantizeLinear, stands for all."""
+    """The names of the values that a node takes, for `ScopedNode.inputs`. A value has
+    another name before, between and behind QuantizeLinear and DequantizeLinear; here the
+    last of these names stands for all."""
     inputs = []
     for name in node.input:
         if name and name not in values.constants:
@@ -157,18 +160,18 @@ def _read_values(graph: Any) -> GraphValues:
 
 
 def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
-    """Find the values that are quantised at once: all nodes that use such a value get it
-    from a DequantizeLinear. Where there are several of these, they return the same, and
-    the first stands for all.
+    """Find the values that the model uses only in their quantised form: each is the input
+    of one QuantizeLinear, and all other nodes take it from a DequantizeLinear behind that.
+    Several DequantizeLinear return the same values; the first stands for all.
 
         Conv ── value ──► QuantizeLinear ── integers ──► DequantizeLinear ── stand-in ──► Relu
 
     Args:
         graph: The GraphProto.
-        constants: As `GraphValues.constants`; these have no stand-in.
+        constants: `GraphValues.constants`; these values get no stand-in.
 
     Returns:
-        All that is known of the values, the constants among it.
+        All that is known of the values, including `constants`.
     """
     users = defaultdict[str, list[Any]](list)
     for node in graph.node:
@@ -194,11 +197,11 @@ def _with_quantised(graph: Any, constants: Mapping[str, str]) -> GraphValues:
 
 
 def _is_constant(node: Any, constants: Collection[str]) -> bool:
-    """Whether a node returns the same for all inputs of the graph.
+    """Whether the outputs of a node are the same for all inputs of the graph.
 
     Args:
         node: The NodeProto.
-        constants: Names of the values that do.
+        constants: Names of the values that are known to be constant.
     """
     # a node with a graph inside may take values that are not among its inputs
     if node.op_type in _RANDOM or any(attribute.g.node for attribute in node.attribute):
@@ -215,7 +218,8 @@ def _scopes(node: Any, classes: dict[str, str]) -> tuple[str, ...] | None:
 
     Args:
         node: The NodeProto.
-        classes: Gets the class of each of these modules, by its name.
+        classes: This mapping from names to classes is changed: each of these modules is
+            added to it.
     """
     metadata = {entry.key: entry.value for entry in node.metadata_props}
     scopes = _list_of_names(metadata.get(_SCOPES, ""))
@@ -229,7 +233,7 @@ def _scopes(node: Any, classes: dict[str, str]) -> tuple[str, ...] | None:
 
 
 def _list_of_names(text: str) -> list[str]:
-    """The names in a list of strings as Python writes it, `['a', 'b']`; none where they
+    """The names in the text of a list as Python writes it, `['a', 'b']`; empty if there
     are more than _DEEPEST."""
     names = re.findall("'([^']*)'", text[:_LONGEST])
     return names if len(names) <= _DEEPEST else []
@@ -238,18 +242,18 @@ def _list_of_names(text: str) -> list[str]:
 def _old_paths(nodes: Sequence[Any]) -> list[tuple[str, ...] | None]:
     """The modules around each node, by the names of torch's older exporter.
 
-    A name is the names of all modules around the node, and its operator:
-    /layer1/layer1.0/conv1/Conv. Each is an attribute of the module before it; that of
-    a member of an nn.Sequential repeats the name of the Sequential. At the second call
-    of a module its name is counted: relu_1.
+    The name of a node joins the names of all modules around it and its operator:
+    /layer1/layer1.0/conv1/Conv. The name of a module is that of an attribute of the module
+    before it; a member of an nn.Sequential repeats the name of the Sequential. At the
+    second call of a module its name gets a number: relu_1.
 
     Returns:
-        For each node its modules, the outermost first: `('layer1', 'layer1.0',
-        'layer1.0.conv1')`. `()` for a node of the model itself, None for one whose name
-        has another form.
+        For each node the qualified names of its modules, the outermost first: `('layer1',
+        'layer1.0', 'layer1.0.conv1')`. `()` for a node of the model itself, None for a node
+        whose name has another form.
     """
     names_of_nodes = [_old_names(node) for node in nodes]
-    # the names that occur inside each module
+    # by the names of the modules around it: the names that occur inside each module
     siblings = defaultdict[tuple[str, ...], set[str]](set)
     for names in names_of_nodes:
         for depth, name in enumerate(names or ()):
@@ -266,13 +270,14 @@ def _old_path(
     """The qualified names of the modules around a node, the outermost first.
 
     Args:
-        names: As `_old_names` returns them.
-        siblings: All names that occur behind the names before them.
+        names: The names in the node's name, as `_old_names` returns them.
+        siblings: For each beginning of such names, all names that follow it in the graph.
     """
     path: list[str] = []
     previous = ""
     for depth, name in enumerate(names):
-        # relu_1 may also be an attribute's own name: only beside a relu it is a count
+        # relu_1 may also be the name of an attribute: it is the second call of relu only
+        # if relu occurs in the same module
         uncounted_name = re.sub(r"_\d+$", "", name)
         if uncounted_name in siblings[names[:depth]]:
             name = uncounted_name
@@ -302,7 +307,7 @@ def _old_names(node: Any) -> tuple[str, ...] | None:
 
 
 class _CallBuilder:
-    """Makes the calls of a graph of its nodes."""
+    """Makes the calls of a graph out of its nodes."""
 
     def __init__(
         self,
@@ -315,9 +320,10 @@ class _CallBuilder:
 
         Args:
             graph: The GraphProto.
-            nodes: Its nodes in their order, without those that are left out.
-            values: What is known of its values.
-            classes: Of modules, by name; those that the file does not say are missing.
+            nodes: The nodes of the graph in their order, without those that make no call.
+            values: What is known of the values of the graph.
+            classes: The classes of modules, by the names of the modules; those that the
+                file does not say are missing.
         """
         self.nodes = nodes
         self.values = values
@@ -326,19 +332,20 @@ class _CallBuilder:
             values.origin.get(output.name, output.name) for output in graph.output
         }
         self.users = defaultdict[str, list[int]](list)
-        """By the name of a value, the numbers of the nodes that take it."""
+        """The indices in `nodes` of the nodes that take a value, by the name of the value."""
         for number, scoped in enumerate(nodes):
             for name in scoped.inputs:
                 self.users[values.origin.get(name, name)].append(number)
         self.parents: set[str] = set()
-        """Names of modules that have modules."""
+        """Names of modules that have modules inside."""
         for scoped in nodes:
             self.parents.update((scoped.modules or ())[:-1])
         self.taken_names: set[str] = set()
-        """Those that `_unique` has returned."""
+        """The names that `_unique` has returned."""
 
     def calls(self) -> list[LayerCall]:
-        """The outermost calls, with those inside them; to be asked once."""
+        """The outermost calls, with those inside them. Call it once: a second time the
+        nodes without modules would get other names."""
         return list(self._calls_in(range(len(self.nodes)), 0))
 
     def _calls_in(self, stretch: range, depth: int) -> Iterator[LayerCall]:
@@ -346,8 +353,8 @@ class _CallBuilder:
         nodes.
 
         Args:
-            stretch: Numbers of the call's nodes, which stand one behind the other.
-            depth: How many modules around each of the nodes have been entered.
+            stretch: Indices of the call's nodes, which follow one another.
+            depth: How many modules are around the call's own nodes: 0 for the model.
         """
         number = stretch.start
         while number in stretch:
@@ -356,8 +363,8 @@ class _CallBuilder:
                 yield self._node_call(number, modules)
                 number += 1
                 continue
-            # all nodes in a row that are in the same module are one call of it; with
-            # nodes of others between them they are several
+            # consecutive nodes of the same module are one call of it; if nodes of other
+            # modules stand between them, they are several calls
             end = number
             while end in stretch and self._is_in(end, modules[: depth + 1]):
                 end += 1
@@ -369,20 +376,21 @@ class _CallBuilder:
         return (self.nodes[number].modules or ())[: len(modules)] == modules
 
     def _module_call(self, stretch: range, depth: int) -> Iterator[LayerCall]:
-        """The call of a module, to which all nodes of a stretch belong; for a module without
-        modules the calls of its nodes.
+        """The call of a module, to which all nodes of a stretch belong. For a module that
+        has no modules inside, these are the calls of its nodes instead.
 
         Args:
-            stretch: Numbers of the call's nodes.
-            depth: The module's index among the modules around each of the nodes.
+            stretch: Indices of the call's nodes.
+            depth: The module's index in `modules` of each of the nodes.
         """
         modules = self.nodes[stretch.start].modules or ()
         name = modules[depth]
         leaving = self._leaving(stretch)
-        # of several values nobody knows which of them the module returned
+        # if several values leave, the file does not show which of them the module returned
         maker = leaving[0] if len(leaving) == 1 else None
-        # A module without modules is its nodes: the one that gives its value has its
-        # name, and nodes before it (the MatMul of an nn.Linear with bias) have their operator's.
+        # A module without modules is shown as its nodes. The node that makes its value gets
+        # the module's name; the others (the MatMul of an nn.Linear with bias) get a name
+        # with their operator.
         if name not in self.parents:
             for number in stretch:
                 is_output = maker is not None and number == maker.number
@@ -400,13 +408,14 @@ class _CallBuilder:
     def _node_call(
         self, number: int, modules: tuple[str, ...] | None, name: str | None = None
     ) -> LayerCall:
-        """The call of a node.
+        """The call of one node.
 
         Args:
-            number: Of the node.
-            modules: Those around it; None where the file does not say them.
-            name: Of its layer; None for `layer1.0/Add`, of the module and the operator, or
-                for the node's own name where its modules are not known.
+            number: The index of the node in `self.nodes`.
+            modules: The qualified names of the modules around the node, the innermost
+                last; None if the file does not say them.
+            name: The name of the layer. By default it is made of the innermost module and
+                the operator (`layer1.0/Add`), or, if `modules` is None, of the node's name.
         """
         scoped = self.nodes[number]
         operator = scoped.proto.op_type
@@ -421,7 +430,7 @@ class _CallBuilder:
         """A qualified name that this method has not returned before.
 
         Args:
-            name: Of a node; empty components of it are left out.
+            name: The name of a node; its empty components are left out.
         """
         components = [component for component in name.split(".") if component]
         separator = "." if len(components) <= _DEEPEST else "_"
@@ -435,13 +444,13 @@ class _CallBuilder:
         return unique
 
     def _stand_in(self, value: str) -> str:
-        """The name by which nodes take a value: its stand-in's where it is quantised at
-        once, else its own."""
+        """The name by which nodes take a value: the name of its stand-in if it has one
+        (see `GraphValues.stand_in`), else its own name."""
         return self.values.stand_in.get(value, value)
 
     def _leaving(self, stretch: range) -> list[_Maker]:
-        """The values of a stretch of nodes that nodes outside it take, or the graph
-        returns."""
+        """The values made in a stretch of nodes that nodes outside the stretch take, or that
+        the graph returns."""
         leaving = []
         for number in stretch:
             for value in self.nodes[number].outputs:
@@ -451,13 +460,13 @@ class _CallBuilder:
         return leaving
 
     def _goes_on(self, stretch: range, maker: _Maker, modules: tuple[str, ...]) -> bool:
-        """Whether a stretch is only a piece of a call, since nodes of the same module that
-        stand elsewhere take its value.
+        """Whether a stretch is only a piece of a module's call: nodes of the same module
+        that stand outside the stretch take its value.
 
         Args:
-            stretch: Numbers of nodes.
-            maker: The one that makes the value.
-            modules: Those around the stretch, this module the last.
+            stretch: Indices of nodes.
+            maker: The node of the stretch that makes the value.
+            modules: The modules around the stretch; the last is the module in question.
         """
         return any(
             number not in stretch and self._is_in(number, modules)
@@ -480,7 +489,7 @@ class _Maker(NamedTuple):
     """A node whose value is used outside of its module."""
 
     number: int
-    """The node's."""
+    """The index of the node in `_CallBuilder.nodes`."""
     value: str
     """The name of the value."""
 

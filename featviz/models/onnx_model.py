@@ -397,7 +397,7 @@ class OnnxModel(nn.Module):
         options.log_severity_level = 4  # errors are raised; stderr is featviz's own
         # threads that wait busily would take the cores of those that draw
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if _bound_memory():
+        if _limit_memory():
             options.add_session_config_entry("session.use_env_allocators", "1")
         # each session has the weights once more
         while len(sessions) >= _SESSIONS:
@@ -413,10 +413,16 @@ class OnnxModel(nn.Module):
 
 
 @lru_cache(maxsize=1)
-def _bound_memory() -> bool:
-    """Let all sessions of this process together take half of the machine's memory, since a
-    graph can ask for any size, and the system would end the process. False where nobody
-    says how much memory there is."""
+def _limit_memory() -> bool:
+    """Register an allocator that gives all sessions of this process at most half of the
+    machine's memory. A graph can ask for any amount, and the system would kill a process
+    that takes more than there is. The allocator may be registered only once, so the result
+    is cached.
+
+    Returns:
+        True if sessions can use the allocator; False on a system (Windows) that does not
+        tell how much memory it has.
+    """
     if not hasattr(os, "sysconf"):
         return False
     import onnxruntime as runtime
