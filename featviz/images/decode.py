@@ -629,16 +629,16 @@ def _array_of_picture(
         # tifffile reads TIFF files of more bits, channels and compressions
         if file_format is None:
             raise
-        return _ready(arrays.read_tiff(data), expected)
+        return _as_model_input(arrays.read_tiff(data), expected)
     with opened:
         if expected.channels in (1, 3):
             return None
         if not _keeps_all_channels(opened):
-            return _ready(arrays.read_tiff(data), expected)
+            return _as_model_input(arrays.read_tiff(data), expected)
         upright = ImageOps.exif_transpose(opened)
         if upright.mode == "P":  # numbers of colours
             upright = upright.convert("RGBA")
-        return _ready(np.asarray(upright), expected)
+        return _as_model_input(np.asarray(upright), expected)
 
 
 _SAMPLES_PER_PIXEL, _BITS_PER_SAMPLE = 277, 258
@@ -679,7 +679,9 @@ def _frame(
         if image.mode == "I" and opened.format in _OF_16_BITS:
             values = values.astype(np.uint16)
         values = values.astype(values.dtype.newbyteorder("="))
-        return arrays.to_image(_ready(values, decoding.expected), decoding.expected)
+        return arrays.to_image(
+            _as_model_input(values, decoding.expected), decoding.expected
+        )
     if image.has_transparency_data:
         return _over(image, decoding.background)
     if image.mode in ("L", "RGB"):
@@ -724,15 +726,15 @@ def _over(image: Image.Image, background: str) -> Image.Image:
     return over
 
 
-def _ready(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
-    """A picture as [1, C, H, W], a shape that cannot be taken for another; unchanged where
-    a function of the user's gets it (`expected.raw`).
+def _as_model_input(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
+    """A picture as [1, C, H, W], which cannot be mistaken for [H, W, C]. If the user's own
+    function prepares the images (`expected.raw`), the picture is returned unchanged.
 
     Args:
         picture: [H, W, C] or [H, W].
 
     Raises:
-        ImageError: Where the model takes volumes, or other channels.
+        ImageError: Where the model takes volumes.
     """
     if expected.raw:
         return picture
