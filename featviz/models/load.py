@@ -496,22 +496,24 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
 def _load_recognised(
     path: Path, content: Any, state_dict: weights.Weights, options: ModelOptions
 ) -> Loaded:
-    """Load the weights of a file into the architecture of torchvision whose tensors
-    they are.
+    """Find the torchvision architecture that has the tensors of a file, and load them
+    into it.
 
     Args:
         path: The file.
-        content: What was read of it.
-        state_dict: The tensors in it.
-        options: How the model is loaded: with `partial`, where no architecture has just
-            these tensors, the nearest one takes those that fit.
+        content: All that the file holds, for the error message.
+        state_dict: The tensors that were found in the file, with names of classes.
+        options: How the model is loaded. If no architecture has all these tensors,
+            `partial` loads those that fit into the nearest architecture.
 
     Raises:
-        LoadError: Where no architecture has these tensors.
+        LoadError: Where no architecture has these tensors, and `partial` is off or none
+            is near; or where the tensors do not fit.
+        UsageError: Where the builder does not take one of --model-arg.
     """
     match = identify.best_match(state_dict)
     name = match.name
-    # the user has been told of the nearest, and takes what fits into it
+    # the error without --partial names this nearest architecture
     if name is None and match.nearest and options.partial:
         name = match.nearest[0].name
     if name is None:
@@ -534,12 +536,12 @@ def _load_recognised(
 
 
 def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadError:
-    """The error for weights that are of no architecture of torchvision.
+    """The error for weights that fit no torchvision architecture.
 
     Args:
         path: The file.
-        content: What it holds.
-        match: The nearest architectures.
+        content: All that the file holds.
+        match: The weights, and the nearest architectures.
     """
     # without a usual prefix, modules have the names of a class of the user's own
     plain = weights.stripped_variants(match.state_dict)[-1]
@@ -627,22 +629,22 @@ def _random(seed: int) -> Iterator[None]:
 def _building(
     name: str, seed: int, fetching: str | None, arguments: Collection[str]
 ) -> Iterator[None]:
-    """Around the call of a library's builder: random numbers have a seed, what the library
-    prints goes to stderr, and its errors become errors with one line.
+    """A context for the call of a library's builder: random numbers have a seed, what the
+    library prints goes to stderr, and an error of the library becomes an error of one line.
 
     Args:
-        name: Of the model, for messages.
-        seed: Of random weights.
-        fetching: How the weights can be had otherwise; None where the library fetches
-            none.
-        arguments: Names of those that the user gives the builder.
+        name: The name of the model, for messages.
+        seed: The seed of random weights.
+        fetching: A hint: another way to get the weights. None if the library fetches no
+            weights.
+        arguments: The names of the arguments that the user gives the builder.
 
     Raises:
-        UsageError: Where the builder does not take one of them.
-        LoadError: Where it fails otherwise.
+        UsageError: Where the builder does not take one of these arguments.
+        LoadError: Where the builder fails for any other reason.
     """
     try:
-        # torch.hub says on stdout what it downloads, and stdout is for results alone
+        # torch.hub says on stdout what it downloads, and stdout is only for results
         with _random(seed), redirect_stdout(sys.stderr):
             yield
     except (*_READING, TypeError, ValueError, AssertionError, KeyError) as error:
@@ -652,24 +654,25 @@ def _building(
                 f"{fetching}, or use --weights none for random ones",
             ) from error
         message = f"{name} could not be built: {first_line(error)}"
-        raise _failed(message, error, arguments, "see --model-arg") from error
+        raise _build_error(message, error, arguments, "see --model-arg") from error
 
 
 _READING = (OSError, EOFError, pickle.UnpicklingError, RuntimeError)
-"""What is raised where weights cannot be fetched, or their file is broken."""
+"""The errors of libraries whose weights cannot be fetched, or are in a broken file."""
 
 
-def _failed(
+def _build_error(
     message: str, error: Exception, arguments: Collection[str], hint: str
 ) -> FeatvizError:
-    """The error for code that makes no model: a UsageError where it does not take one of
-    --model-arg, else a LoadError.
+    """The error to raise after code has failed to make a model: a UsageError if it was
+    called with a --model-arg that it does not take, else a LoadError.
 
     Args:
-        message: Its message.
-        error: What the code raised.
-        arguments: Names of those of --model-arg.
-        hint: Where `error` is not about an argument that something does not take.
+        message: The message of the new error.
+        error: The exception that the code raised.
+        arguments: The names that the user gives with --model-arg.
+        hint: The hint of the new error, unless a list of the arguments that the code
+            takes is a better one.
     """
     refused = _REFUSED.match(str(error))
     if refused is None:
@@ -684,20 +687,21 @@ def _failed(
 _REFUSED = re.compile(
     r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'"
 )
-"""What Python says of an argument that a class or function does not take."""
+"""Python's message when a class or function is called with an argument that it does not
+take."""
 
 
 def _arguments_hint(error: Exception, callee: str, wrong: str) -> str | None:
-    """The arguments that a class or function takes, for a hint; None where it is not
-    found.
+    """A hint that lists the arguments which a class or function takes; None if no class or
+    function of this name is found where the call failed.
 
     Args:
-        error: What Python raised of an argument that it does not take.
+        error: Python's error for a call with an argument that the callee does not take.
         callee: The name of the class or function.
         wrong: The name of that argument.
     """
-    # Builders pass their arguments on, so it need not be MODEL itself that refused: the
-    # innermost frame knows whom it called.
+    # Builders pass their arguments on, so the callee need not be MODEL itself. The
+    # innermost frame has called it, so it has the callee among its names.
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
         if not callable(value) or getattr(value, "__name__", None) != callee:
@@ -708,14 +712,14 @@ def _arguments_hint(error: Exception, callee: str, wrong: str) -> str | None:
     return None
 
 
-def _lacking_hint(error: Exception) -> str | None:
-    """A hint with the options for arguments that a factory was called without; None for
-    another error, and for a call within the factory."""
-    lacking = re.search(r"missing \d+ required [\w-]+ arguments?: (.+)", str(error))
+def _missing_arguments_hint(error: Exception) -> str | None:
+    """A hint with a --model-arg for each required argument that our call of a factory left
+    out; None for another error, and for an error of a call within the factory."""
+    missing = re.search(r"missing \d+ required [\w-]+ arguments?: (.+)", str(error))
     trace = error.__traceback__
-    if lacking is None or trace is None or trace.tb_next is not None:
+    if missing is None or trace is None or trace.tb_next is not None:
         return None
-    names = re.findall(r"'(\w+)'", lacking[1])
+    names = re.findall(r"'(\w+)'", missing[1])
     return "add " + " ".join(f"--model-arg {name}=VALUE" for name in names)
 
 
@@ -725,14 +729,15 @@ def build_torchvision(
     """Build a torchvision model.
 
     Args:
-        name: As torchvision lists it.
-        weights_name: `default`, the name of a weights entry, or `none` for random ones.
-        seed: Of random weights.
-        arguments: Of the builder, by name.
+        name: The name of the model, as torchvision lists it.
+        weights_name: `default`, the name of a weights entry, or `none` for random weights.
+        seed: The seed of random weights.
+        arguments: The arguments of the builder, by name.
 
     Returns:
-        The module, and the weights entry whose transforms fit it: of random weights the
-        default entry, None where torchvision has none for it.
+        The module, and the weights entry whose transforms prepare its images. With random
+        weights this is the default entry, or None if torchvision has no weights for the
+        model.
 
     Raises:
         UsageError: Where torchvision has no such model or weights.
@@ -748,8 +753,8 @@ def build_torchvision(
     entry = _weights_entry(name, entries, weights_name)
     loading = {"weights": entry, "progress": sys.stderr.isatty()}
     parameters = inspect.signature(models.get_model_builder(name)).parameters
-    # builders of detectors and segmentations would download a backbone for random
-    # weights
+    # even for a model with random weights, builders of detectors and segmentations would
+    # download the weights of the backbone
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
         loading["weights_backbone"] = None
     fetching = None
@@ -759,7 +764,7 @@ def build_torchvision(
     label = f"torchvision's {name}" if entry is None else str(entry)
     built = _building(label, seed, fetching, arguments)
     with built, warnings.catch_warnings():
-        # how inception and googlenet initialise
+        # inception and googlenet warn that their initialisation will change
         warnings.simplefilter("ignore", FutureWarning)
         module: nn.Module = models.get_model(name, **loading, **arguments)
     return module, entry or getattr(entries, "DEFAULT", None)
@@ -769,12 +774,12 @@ def _weights_entry(name: str, entries: Any, weights_name: str) -> Any:
     """The entry of a torchvision model's weights; None for random weights.
 
     Args:
-        name: Of the model, for messages.
-        entries: The enumeration of its weights.
-        weights_name: `default`, the name of an entry, or `none`.
+        name: The name of the model, for messages.
+        entries: torchvision's enumeration of the model's weights.
+        weights_name: `default`, the name of an entry, or `none` for random weights.
 
     Raises:
-        UsageError: Where there is no entry of this name, or none at all.
+        UsageError: Where the model has no entry of this name, or no weights at all.
     """
     if weights_name == "none":
         return None
@@ -1125,8 +1130,8 @@ def _made_by_factory(
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"
-        hint = _lacking_hint(error) or "-v shows the traceback"
-        raise _failed(message, error, options.model_args, hint) from error
+        hint = _missing_arguments_hint(error) or "-v shows the traceback"
+        raise _build_error(message, error, options.model_args, hint) from error
     if not isinstance(module, nn.Module):
         raise LoadError(
             f"{spec} gave a {type(module).__name__}, not an nn.Module",

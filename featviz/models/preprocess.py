@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from featviz.errors import ImageError
-from featviz.models.requirements import letterbox
+from featviz.models.requirements import import_letterbox
 from featviz.records import Raster
 from featviz.text import by
 
@@ -214,7 +214,7 @@ class Chain:
                 "numbers are not padded as Ultralytics pads pictures",
                 "--size HxW, --preset none",
             )
-        resize = letterbox()(
+        resize = import_letterbox()(
             self._side,
             auto=not self.stretch,
             scale_fill=self.stretch,

@@ -29,7 +29,7 @@ from featviz.models.preprocess import (
     input_dtype,
     numbers_text,
 )
-from featviz.models.requirements import letterbox
+from featviz.models.requirements import import_letterbox
 from featviz.models.sources import ANY_INPUT, FixedInput
 from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
@@ -302,7 +302,7 @@ def _of_preset(
             "--preset none, with --size, --mean and --std; or --input-channels 3",
         )
     if preset.letterbox is not None:
-        letterbox()
+        import_letterbox()
         if size is None:
             stride = _largest_stride(module)
             return Chain(preset.letterbox, channels=channels, stride=stride)

@@ -174,8 +174,9 @@ def rebuild(content: Any) -> Any:
     return value
 
 
-def lacks(name: str) -> bool:
-    """Whether Ultralytics or timm should have a class of this name, and has none."""
+def is_missing_from_library(name: str) -> bool:
+    """Whether a dotted name lies in a package of timm or Ultralytics, and the installed
+    library does not have it, or is not installed. False for names of other packages."""
     if not name.startswith(_OPTIONAL) or not _NAME.fullmatch(name):
         return False
     try:

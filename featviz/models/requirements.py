@@ -91,12 +91,13 @@ def require_matplotlib() -> None:
 
 
 def require_numba() -> Any:
-    """Import numba, and return it. It never reads a `.numba_config.yaml` of the current
-    folder, neither now nor whenever it compiles; if the program has imported numba itself,
-    its settings stay as they are.
+    """Import numba, and return the module. `import_library` keeps the import from reading a
+    `.numba_config.yaml` of the current folder. numba reads that file again later, when it
+    compiles; this is prevented here. A numba that was imported before keeps its settings.
 
     Raises:
-        ImportError: Where it is not installed.
+        ImportError: Where numba is not installed.
+        UsageError: Where the current folder is gone.
     """
     is_first = "numba" not in sys.modules
     numba = import_library("numba")
@@ -248,8 +249,12 @@ def import_ultralytics(name: str) -> ModuleType:
             os.environ |= before
 
 
-def letterbox() -> Any:
-    """Ultralytics' class LetterBox; FeatvizError where it cannot be imported."""
+def import_letterbox() -> Any:
+    """Import Ultralytics' class LetterBox, and return the class.
+
+    Raises:
+        FeatvizError: Where it cannot be imported.
+    """
     try:
         return import_ultralytics("ultralytics.data.augment").LetterBox
     except (ImportError, OSError) as error:

@@ -27,7 +27,12 @@ from featviz.errors import FeatvizError, FileError, LoadError
 from featviz.files import npy, open_regular, read_json
 from featviz.models import inert, sources
 from featviz.models.classes import classes_of
-from featviz.models.rebuild import RefusedError, UnbuiltModule, lacks, rebuild
+from featviz.models.rebuild import (
+    RefusedError,
+    UnbuiltModule,
+    is_missing_from_library,
+    rebuild,
+)
 from featviz.models.sources import FixedInput, importable, read_code
 from featviz.options import ModelOptions
 from featviz.text import first_line, listed, quoted
@@ -128,7 +133,7 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
 def _refused(path: Path, error: RefusedError) -> LoadError:
     """The error for a file with a class or function that is on no list."""
     # a YOLO without Ultralytics is the commonest of all refusals
-    missing = [quoted(name) for name in error.names if lacks(name)]
+    missing = [quoted(name) for name in error.names if is_missing_from_library(name)]
     if missing:
         package = missing[0].partition(".")[0]
         return LoadError(

@@ -450,7 +450,9 @@ def pads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
         # in place of Ultralytics' LetterBox, which takes seconds to import
         for module in (preprocess, presets):
-            monkeypatch.setattr(module, "letterbox", lambda: lambda *_, **__: pad)
+            monkeypatch.setattr(
+                module, "import_letterbox", lambda: lambda *_, **__: pad
+            )
 
     return begin
 
