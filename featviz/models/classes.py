@@ -18,8 +18,8 @@ _KEYS = ("names", "id2label")
 transformers."""
 
 _CHECKPOINT_KEYS = ("names", "classes", "class_names", "idx_to_class", "class_to_idx")
-"""Keys under which trainings keep names in a checkpoint. Under the last, the names are
-keys themselves, and have numbers, as torchvision's ImageFolder writes it."""
+"""Keys under which training scripts keep names in a checkpoint. The value of the last is a
+dict from names to numbers, as torchvision's ImageFolder writes it."""
 
 
 def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
@@ -48,13 +48,13 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
 
 
 def _content(path: Path) -> Any:
-    """What a file of names holds: the value of JSON or YAML, by the ending of its name;
-    else its lines that are not empty.
+    """The content of a file of names: of a .json, .yaml or .yml file the value in it, of
+    any other file its lines that are not empty.
 
     Raises:
-        FileNotFoundError, FileError: Where it cannot be read.
-        UsageError: Where YAML is not installed.
-        ValueError: Where it is not JSON, or not YAML.
+        FileNotFoundError, FileError: Where the file cannot be read.
+        UsageError: Where the package for YAML is not installed.
+        ValueError: Where a .json file is not JSON, or a .yaml or .yml file not YAML.
     """
     text = read_text(path)
     suffix = path.suffix.lower()
@@ -82,8 +82,8 @@ def _names_in(content: Any) -> list[str]:
             one of these under one of _KEYS.
 
     Raises:
-        ValueError, TypeError: Where it is none of these, or lacks a number between 0 and
-            the largest.
+        ValueError, TypeError: Where `content` is none of these, or the numbers in it are
+            not 0 to N - 1.
     """
     if isinstance(content, Mapping):
         for key in _KEYS:
@@ -99,8 +99,8 @@ def _names_in(content: Any) -> list[str]:
 
 
 def classes_of(checkpoint: Any) -> tuple[str, ...]:
-    """The names of classes that a checkpoint has under one of _CHECKPOINT_KEYS. None where
-    it has no such key, or something else stands there, such as the number of classes."""
+    """The names of classes that a checkpoint has under one of _CHECKPOINT_KEYS; empty if it
+    has no such key, or no names there (such as the number of classes)."""
     if not isinstance(checkpoint, Mapping):
         return ()
     for key in _CHECKPOINT_KEYS:
@@ -109,7 +109,7 @@ def classes_of(checkpoint: Any) -> tuple[str, ...]:
             if key == "class_to_idx" and isinstance(content, Mapping):
                 content = {number: name for name, number in content.items()}
             names = _names_in(content)
-            # mere numbers, as of a data set whose classes have no names, name nothing
+            # a data set whose classes have no names has numbers in their place
             if not all(name.isdecimal() for name in names):
                 return tuple(printable(name) for name in names)
     return ()

@@ -24,7 +24,7 @@ _SHOWN = 3
 """How many of the nearest architectures are named."""
 
 _MIN_SHARE = 1 / 3
-"""Share of its tensors that must fit before an architecture is called near."""
+"""The share of an architecture's tensors that must fit before it is called near."""
 
 _AUXILIARY = {
     "aux_classifier.": "aux_loss",
@@ -32,18 +32,18 @@ _AUXILIARY = {
     "aux2.": "aux_logits",
     "AuxLogits.": "aux_logits",
 }
-"""Heads that only training uses, by the beginning of the names of their tensors; and the
-builders' argument that says whether they are there."""
+"""By the beginning of the names of their tensors, heads that only training uses: the
+argument of the builders that switches such a head on."""
 
 
 class Near(NamedTuple):
-    """An architecture of which some tensors fit."""
+    """An architecture, and how many of its tensors a file has."""
 
     name: str
     fitting: int
-    """How many of its tensors a file has, in the same shape."""
+    """How many of its tensors the file has, with the same name and shape."""
     total: int
-    """How many tensors it has."""
+    """How many tensors the architecture has."""
 
     @property
     def share(self) -> float:
@@ -57,23 +57,23 @@ class Match:
 
     state_dict: Weights
     names: tuple[str, ...] = ()
-    """Those that fit entirely, the plainest first."""
+    """The architectures that fit entirely, the shortest name first."""
     arguments: Mapping[str, int] = field(default_factory=dict)
-    """Arguments of the first one's builder: `num_classes`, `aux_loss` or `aux_logits`."""
+    """Arguments for the builder of the first: `num_classes`, `aux_loss` or `aux_logits`."""
     nearest: tuple[Near, ...] = ()
-    """Where none fits entirely, those of which the most fits, the nearest first."""
+    """If none fits entirely, the architectures of which the most fits, the nearest first."""
 
     @property
     def name(self) -> str | None:
-        """The plainest of the architectures that fit."""
+        """The first of the architectures that fit entirely; None if none does."""
         if self.names:
             return self.names[0]
         return None
 
     @property
     def description(self) -> str:
-        """What the weights are of, for people: `it is resnet18 with 7 classes`, or the
-        nearest architectures."""
+        """The architecture of the weights, for people: `it is resnet18 with 7 classes`, or
+        the nearest ones."""
         if not self.names:
             near = [
                 f"{name} ({fit} of {counted(total, 'tensor')} fit)"
@@ -101,17 +101,18 @@ def identify_file(
 
     Args:
         path: The file.
-        arch: What a config.json beside it names (`load.architecture_beside`).
-        key: As of `weights.find_weights`.
-        prefix: As of `weights.find_weights`.
-        ema: As of `weights.find_weights`.
+        arch: The architecture that a config.json beside the file names, as
+            `load.architecture_beside` returns it.
+        key: The place of the weights in the file; see `weights.find_weights`.
+        prefix: The prefix to strip from names; see `weights.find_weights`.
+        ema: Whether averaged weights are taken; see `weights.find_weights`.
 
     Returns:
         A line for people, and a document for programs.
 
     Raises:
-        LoadError: Where the file is not a checkpoint, needs trust, or has no weights
-            there.
+        LoadError: Where the file is not a checkpoint, needs --trust, or has no weights
+            at `key`.
     """
     try:
         with weights.as_load_errors(path):
@@ -121,11 +122,12 @@ def identify_file(
             if isinstance(module, UnbuiltModule):
                 raise module.refusal
             match = best_match(state_dict)
-    except LoadError as error:  # identify has no --trust
+    except LoadError as error:
+        # an option that the hint adds is one of `run`: `identify` has no --trust
         hint = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, hint) from error
     class_name = None if module is None else type(module).__name__
-    if class_name is not None:  # `run` does not look at a config.json then
+    if class_name is not None:  # `run` takes a whole model without its config.json
         arch = None
     elif arch is not None:
         arch = arch.removeprefix("timm:")
@@ -147,9 +149,9 @@ def _facts(match: Match, class_name: str | None, arch: str | None) -> list[str]:
     """What is known of a file, for people.
 
     Args:
-        match: What its tensors are.
-        class_name: Of the whole model in it, if there is one.
-        arch: What a config.json beside it names.
+        match: The architectures that fit its tensors.
+        class_name: The class of the whole model in the file; None if it holds only tensors.
+        arch: The architecture that a config.json beside the file names, if there is one.
     """
     facts = [*match.state_dict.steps, counted(len(match.state_dict.tensors), "tensor")]
     if class_name is not None:
@@ -158,21 +160,21 @@ def _facts(match: Match, class_name: str | None, arch: str | None) -> list[str]:
         facts.append(f"config.json beside it says {quoted(arch)}")
     if match.name is not None:
         facts.append(match.description)
-    elif class_name is None and arch is None:  # `run` does not take it as it stands
+    elif class_name is None and arch is None:  # `run` needs --arch for such a file
         facts.append(match.description)
         facts.append("--arch names the class or the architecture")
     return facts
 
 
 def best_match(state_dict: Weights) -> Match:
-    """The architecture of weights, whatever prefixes their names have: of the
-    `weights.stripped_variants` of the names, the first that fits an architecture entirely,
-    else the one that fits most of one."""
+    """Find the architecture of weights whose names may have prefixes. Of their
+    `weights.stripped_variants`, the first that fits an architecture entirely is matched;
+    if there is none, the one that fits most of an architecture."""
     matches = [identify(variant) for variant in weights.stripped_variants(state_dict)]
     for match in matches:
         if match.names:
             return match
-    # of equals the first, whose names were changed least
+    # of equal shares `max` takes the first, whose names were changed least
     return max(
         matches, key=lambda match: match.nearest[0].share if match.nearest else 0
     )
@@ -181,13 +183,13 @@ def best_match(state_dict: Weights) -> Match:
 def identify(state_dict: Weights) -> Match:
     """Find the architecture of a state dict from its keys and shapes.
 
-    An architecture fits entirely where all tensors that both have agree in their
-    shapes, but for the number of classes, and those that one of them lacks are of
-    auxiliary heads."""
+    An architecture fits entirely if two things hold. All tensors that it has in common with
+    the state dict have the same shapes, except for the number of classes. All tensors that
+    only one of the two has belong to auxiliary heads."""
     shapes = {
         key: list(tensor.shape)
         for key, tensor in state_dict.tensors.items()
-        # BatchNorm's step counter, which old checkpoints lack
+        # old checkpoints lack BatchNorm's step counter
         if not key.endswith("num_batches_tracked")
     }
     index = _index()
@@ -219,8 +221,8 @@ def _count_fitting(
     """How many tensors of a file have the name and shape that an architecture expects.
 
     Args:
-        shapes: Of the tensors of the file, by name.
-        entry: The builder's in the index (see `_builder_arguments`).
+        shapes: The shapes of the file's tensors, by name.
+        entry: The architecture's entry in the index (see `_builder_arguments`).
     """
     head = entry["head"]
     return sum(
@@ -235,14 +237,14 @@ def _fits(
     """Whether a tensor has the shape that an architecture expects.
 
     Args:
-        shape: The tensor's.
-        expected: The architecture's.
-        head: For a tensor whose size follows from the number of classes: the axis of
-            that size, along which any size fits, and a factor. None for any other.
+        shape: The shape of the tensor.
+        expected: The shape in the architecture.
+        head: For a tensor with a size that follows from the number of classes, the axis of
+            that size, along which any size fits, and a factor. None for other tensors.
     """
     if len(shape) != len(expected):
         return False
-    # a head of another number of classes differs along one axis alone
+    # a head with another number of classes differs only along this axis
     differing = [axis for axis, size in enumerate(shape) if size != expected[axis]]
     return not differing or (head is not None and differing == [head[0]])
 
@@ -253,10 +255,11 @@ def _builder_arguments(
     """The arguments of a builder that make tensors of these shapes.
 
     Args:
-        shapes: Of the tensors of a file, by name.
-        entry: The builder's in the index. `tensors` are shapes by name. `head` has, for
-            each tensor whose size follows from the number of classes, the axis of that
-            size, and the factor in size = factor * num_classes.
+        shapes: The shapes of a file's tensors, by name.
+        entry: The builder's entry in the index. `tensors` has the shapes of its tensors,
+            by name. `head` has, by name, the tensors with a size that follows from the
+            number of classes: the axis of that size, and the factor in
+            size = factor * num_classes.
     """
     arguments = {}
     for key, (axis, factor) in entry["head"].items():

@@ -55,7 +55,7 @@ class Made:
     maker: Name
     """What would be called."""
     arguments: tuple[Any, ...] = ()
-    """Of the call."""
+    """The arguments of the call."""
     states: list[Any] = field(default_factory=list)
     """What each BUILD would hand to the object's `__setstate__`."""
     items: list[Any] = field(default_factory=list)
@@ -97,20 +97,20 @@ class Unpickler(pickle._Unpickler):
         self.size = file.getbuffer().nbytes
 
     def load(self) -> Any:
-        """What the pickle holds, as stand-ins.
+        """Read the pickle, and return its value, made of stand-ins.
 
         Raises:
-            Exception: Of any class, where it is no pickle, or damaged.
+            Exception: Of any class, where the file is no pickle, or a damaged one.
         """
         try:
             return super().load()
-        # there is no such instruction, or nothing on the stack for it
+        # an unknown instruction, or one that wants more than is on the stack
         except (KeyError, IndexError) as error:
             raise pickle.UnpicklingError("it is no pickle, or a damaged one") from error
 
     def find_class(self, module: str, name: str) -> Any:
-        """A Name; nothing is imported. torch derives an unpickler from this one, which
-        makes a StorageType of the name of a storage before it asks here."""
+        """The Name of a class or function; nothing is imported. For the name of a storage
+        this is not called: torch's subclass of this unpickler makes a StorageType of it."""
         return Name(f"{_RENAMED_MODULES.get(module, module)}.{name}")
 
     def _instantiate(self, maker: Any, arguments: Sequence[Any]) -> None:
@@ -143,8 +143,8 @@ class Unpickler(pickle._Unpickler):
         self.append(Made(Name("builtins.dict")))
 
     def _dict(self) -> None:
-        """DICT, of protocols 0 and 1: before it there are no items, since a dict is filled
-        afterwards."""
+        """DICT, of protocols 0 and 1: a new dict. It is empty, since pickle adds the items
+        by later instructions."""
         self.pop_mark()
         self._empty_dict()
 
@@ -153,7 +153,7 @@ class Unpickler(pickle._Unpickler):
         self.append(Made(Name("builtins.set")))
 
     def _frozenset(self) -> None:
-        """FROZENSET, of all that is on the stack behind a mark."""
+        """FROZENSET: a new frozenset of all that is on the stack behind the mark."""
         items = self.pop_mark()  # which puts another stack in the place of this one
         self.append(Made(Name("builtins.frozenset"), (items,)))
 
@@ -164,14 +164,14 @@ class Unpickler(pickle._Unpickler):
         self.append(self.read(length))
 
     def _persistent(self) -> None:
-        """Make what a persistent id stands for: the storage of a tensor.
+        """BINPERSID: replace a persistent id by the storage of a tensor.
 
-        An id is checked before torch's `persistent_load` gets it: that would look up
+        The id is checked before torch's `persistent_load` gets it, which would look up
         the source code of a class, and allocate any length that the file names.
 
         Raises:
-            pickle.UnpicklingError: Where `torch.save` writes no such id, or the numbers
-                are not in the file.
+            pickle.UnpicklingError: Where the id is none that `torch.save` writes, or the
+                numbers of the storage are not in the file.
         """
         match self.stack.pop():
             case ("module", Name() as name, *_):
@@ -198,7 +198,7 @@ class Unpickler(pickle._Unpickler):
                 )
 
     def _refused(self) -> None:
-        """PERSID, EXT1, EXT2, EXT4."""
+        """PERSID, EXT1, EXT2, EXT4: refuse."""
         raise pickle.UnpicklingError("an instruction that looks into a registry")
 
     dispatch |= {
@@ -220,14 +220,14 @@ class Unpickler(pickle._Unpickler):
 
 
 class Inert:
-    """What torch.load takes in the place of the module pickle."""
+    """Stands in for the module `pickle` in torch.load."""
 
     Unpickler = Unpickler
 
     @staticmethod
     def load(file: io.BytesIO, **options: Any) -> Any:
-        """Read one pickle: torch calls this for those that stand before and behind the
-        content of a file of before 1.6."""
+        """Read one pickle. In a file of torch before 1.6, torch calls this for the pickles
+        before and behind the content."""
         return Unpickler(file, **options).load()
 
 
@@ -235,10 +235,10 @@ def read(file: BinaryIO) -> Any:
     """Read a file of torch.save, of any format but tar, or a plain pickle.
 
     Args:
-        file: Open for reading, at its start; its descriptor is not used.
+        file: The file, open for reading, at its start. Its descriptor is not used.
 
     Returns:
-        Numbers, texts, lists and tuples, with Name, Made and Storage for all else.
+        Numbers, texts, lists and tuples, and Name, Made and Storage for everything else.
 
     Raises:
         Exception: Of any class, where the file is broken or is TorchScript.
@@ -246,22 +246,22 @@ def read(file: BinaryIO) -> Any:
     is_zip = file.read(4) == b"PK\3\4"
     file.seek(0)
     if not is_zip:
-        # A copy has no descriptor. A file that has one torch would first unpack as tar,
-        # and tar files make links, and open what these lead to.
+        # A copy in memory has no descriptor. If a file has one, torch first tries to unpack
+        # it as tar; a tar file can make links, and open what they lead to.
         return read_pickle(file.read())
     names = torch._C.PyTorchFileReader(file).get_all_records()
-    if "constants.pkl" in names:  # torch.load would hand it to torch.jit.load
+    if "constants.pkl" in names:  # torch.load would pass the file to torch.jit.load
         raise pickle.UnpicklingError("it is TorchScript")
     file.seek(0)
     return _load(file)
 
 
 def read_pickle(data: bytes) -> Any:
-    """Read a plain pickle, or torch's format of before 1.6, which is several pickles in a
+    """Read a plain pickle, or a file of torch before 1.6, which is several pickles in a
     row. Returns and raises what `read` does."""
     file = io.BytesIO(data)
     first = Inert.load(file, encoding="latin1")
-    # such a file begins with a pickle of one number
+    # a file of torch before 1.6 begins with a pickle of this number
     if type(first) is not int or first != torch.serialization.MAGIC_NUMBER:
         return first
     file.seek(0)
@@ -269,5 +269,5 @@ def read_pickle(data: bytes) -> Any:
 
 
 def _load(file: BinaryIO) -> Any:
-    """Let torch read the storages of a file, and Inert its pickles."""
+    """Read a file of torch.save: torch reads the storages, Inert the pickles."""
     return torch.load(file, "cpu", pickle_module=Inert, weights_only=False)

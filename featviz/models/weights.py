@@ -62,12 +62,11 @@ def record(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def as_load_errors(path: Path) -> Iterator[None]:
-    """The boundary around all that is done with a file's content: whatever exception
-    the content leads to becomes a LoadError, which says what would work. A FeatvizError
-    stays as it is."""
+    """A context for all that is done with the content of a file: any exception in it
+    becomes a LoadError with a hint. A FeatvizError stays as it is."""
     try:
         with warnings.catch_warnings():
-            # about old ways to save, which a reader cannot change
+            # they are about old ways to save, which the user of a file cannot change
             warnings.simplefilter("ignore")
             yield
     except FeatvizError:
@@ -83,18 +82,17 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
 
     Args:
         path: A file of any of `sources.FILE_FORMATS`.
-        trust: Let the file run what it holds; its modules are imported from beside it,
-            too.
-        complete: Whether a module of a class that is on no list of `models.rebuild` is
-            refused. Where it is False, such a module is returned as an UnbuiltModule.
+        trust: Let the file run code. Modules that it imports may also lie in its folder.
+        complete: Refuse a module whose class is on no list of `models.rebuild`. If
+            False, such a module is returned as an UnbuiltModule.
 
     Returns:
         What was saved: a module, or a mapping with tensors somewhere in it; a pickle may
         also hold anything else.
 
     Raises:
-        LoadError: Where it is not a checkpoint, is truncated, or needs a class or
-            function that is on no list, and `trust` is False.
+        LoadError: Where the file is not a checkpoint or is damaged; or where it needs a
+            class or function that is on no list, and `trust` is False.
     """
     with as_load_errors(path):
         file_format = sources.sniff(path)
@@ -158,20 +156,20 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
 
 
 def _class_at_hand(path: Path, names: Sequence[str]) -> str:
-    """What --arch may take for a file that needs a class: the first of the names whose
-    code lies in the current folder or beside the file, such as `net.py:Net`. Where no
-    code is found, a placeholder.
+    """A value of --arch for a file that needs a class: `net.py:Net` for the first of the
+    names whose code lies in the current folder or in the file's. If no code is found,
+    `FILE.py:CLASS`.
 
     Args:
         path: The file.
-        names: What it needs, such as `net.Net`.
+        names: The names of the classes and functions that it needs, such as `net.Net`.
     """
     for name in names:
         module, _, class_name = name.rpartition(".")
-        # by its path, not as a pattern: a stranger may have called it `**/*`
+        # a path and no pattern for `glob`: the file may name a module `**/*`
         file = f"{module.replace('.', '/')}.py"
         files = [Path(file), path.parent / file]
-        # the script may be any file
+        # the name does not say which file the script was
         if name.startswith(_SCRIPT):
             files = [*Path().glob("*.py"), *path.parent.glob("*.py")]
         for code in files:
@@ -181,13 +179,13 @@ def _class_at_hand(path: Path, names: Sequence[str]) -> str:
 
 
 def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
-    """What --arch may take for a file of weights, such as `net.py:Net`: the one class
-    beside it or in the current folder that has, as `self.NAME`, all outermost modules of
-    the tensors. None where there is no such class, or several.
+    """A value of --arch for a file of weights, such as `net.py:Net`: the class in the
+    file's folder or the current folder whose code has `self.NAME` for each outermost
+    module of the tensors. None if there is no such class, or several.
 
     Args:
         path: The file.
-        tensors: The names of the tensors: `conv1.weight` is of the module `conv1`.
+        tensors: The names of the tensors: `conv1.weight` belongs to the module `conv1`.
     """
     modules = {name.partition(".")[0] for name in tensors}
     fitting = {}
@@ -195,13 +193,13 @@ def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
         pieces = re.split(r"^class (\w+)", read_code(code), flags=re.MULTILINE)
         for class_name, body in zip(pieces[1::2], pieces[2::2], strict=True):
             if modules <= set(re.findall(r"\bself\.(\w+)", body)):
-                # once where the file of weights lies in the current folder
+                # if both folders are the same, each class is found twice
                 fitting[code.name, class_name] = f"{code}:{class_name}"
     return fitting.popitem()[1] if len(fitting) == 1 else None
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
-    """The error for a file whose content made some library raise `error`."""
+    """The error for a file; `error` is what a library raised when it read the content."""
     failure = f"{path.name} cannot be loaded"
     if isinstance(error, RecursionError):
         return LoadError(
@@ -241,11 +239,11 @@ def read_saved_tensor(data: bytes) -> np.ndarray:
             several of which one is called `image`.
 
     Returns:
-        The tensor as an array; what numpy lacks (bfloat16) as float32.
+        The tensor as an array; bfloat16, which numpy lacks, as float32.
 
     Raises:
-        FileError: Where there is no such tensor, it is complex, or the file is broken or
-            a checkpoint.
+        FileError: Where the file has no such tensor, is broken, or is a checkpoint; or
+            where the tensor is complex.
     """
     content = _saved_data(data)
     if isinstance(content, dict):
@@ -265,7 +263,7 @@ def read_saved_tensor(data: bytes) -> np.ndarray:
 
 
 def _saved_data(data: bytes) -> Any:
-    """What a file that torch.save wrote holds, if it is no checkpoint.
+    """The value that torch.save wrote into a file, unless the file is a checkpoint.
 
     Args:
         data: The file's content.
@@ -293,8 +291,8 @@ def _saved_data(data: bytes) -> Any:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside the wrappers of torch.compile, DataParallel and
-    DistributedDataParallel, however many there are; a module without one as it is."""
+    """The module inside all wrappers of torch.compile, DataParallel and
+    DistributedDataParallel; a module without a wrapper is returned as it is."""
     inner = getattr(module, "_orig_mod", None)
     if inner is None and isinstance(
         module, (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -306,14 +304,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
-    """The tensors of the files that an index.json names, which must lie beside it.
+    """The tensors of all files that an index.json names; they must lie in its folder.
 
     Args:
         path: The index.
-        trust: Let the files run what they hold.
+        trust: Let the files run code.
 
     Raises:
-        LoadError: Where it is no such index, or a file is missing or cannot be read.
+        LoadError: Where `path` is no such index, or a file is missing or cannot be read.
     """
     try:
         files = read_json(path)["weight_map"].values()
@@ -348,28 +346,29 @@ _NEEDED = re.compile(
 operators that it calls."""
 
 _OPERATOR_HOMES = {"quantized_decomposed": "torch.ao.quantization.fx._decomposed"}
-"""The modules whose import makes a namespace of operators (this one of programs of PT2E),
-where the module has another name than the namespace."""
+"""By a namespace of operators, the module whose import registers it, if that has another
+name. This one belongs to programs of PT2E, torch's quantisation."""
 
 
 def read_program(
     path: Path, trust: bool = False, device: torch.device | None = None
 ) -> tuple[nn.Module, FixedInput]:
-    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds.
+    """Read a .pt2 file with `torch.export.load`, which can run any code in the file.
 
     Args:
         path: The file.
-        trust: Whether the user lets it run that code.
-        device: Where the program is to run. It names devices itself, so it is rewritten
-            unless this is a CPU; None leaves it as it was exported.
+        trust: Whether the user lets the file run code.
+        device: The device on which the program is to run. A program contains the names of
+            devices, so for another device than a CPU it is rewritten. None leaves the
+            program as it was exported.
 
     Returns:
-        The program as a tree of modules by the original's names, and the channels and
-        the size of its input.
+        The program as a tree of modules with the names of the original model, and the
+        channels and the size of its input.
 
     Raises:
-        LoadError: Where the file is not trusted, cannot be loaded, or takes anything
-            but one image.
+        LoadError: Where `trust` is False, or where the file cannot be loaded or its
+            program takes anything but one image.
     """
     name = quoted(path.name)
     if not trust:
@@ -405,9 +404,9 @@ def read_program(
 
 
 def _import_needed(path: Path) -> None:
-    """Import the modules that a program names, since torch finds operators, and classes
-    that the program returns, only in modules that are imported. That runs code: the file
-    must be trusted.
+    """Import the modules that a program needs: those of its operators, and of the classes
+    that it returns. torch does not import them itself. This runs code, so the file must be
+    trusted.
 
     Args:
         path: The program, a zip file.
@@ -427,8 +426,12 @@ def _import_needed(path: Path) -> None:
 def _fixed_input(file_name: str, program: Any) -> FixedInput:
     """The channels and the size of the images that a program takes.
 
+    Args:
+        file_name: The name of its file, for the message.
+        program: A torch.export.ExportedProgram.
+
     Raises:
-        LoadError: Where it takes anything but one float32 image [1, C, H, W].
+        LoadError: Where the program takes anything but one float32 image [1, C, H, W].
     """
     names = program.graph_signature.user_inputs
     inputs = ", ".join(map(str, names)) or "no input"
@@ -462,9 +465,9 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
 def digest(module: nn.Module) -> str:
-    """sha256 of the names, classes and settings (`extra_repr`) of all modules in a module,
-    and of its parameters and buffers. Their code does not count. A tensor whose values
-    cannot be read counts without them."""
+    """The sha256 of the names, classes and settings (`extra_repr`) of all modules in a
+    module, and of its parameters and buffers. The code of the modules does not count; of a
+    tensor whose values cannot be read, only name, type and shape count."""
     sha256 = hashlib.sha256()
     for name, submodule in module.named_modules():
         try:
@@ -484,12 +487,12 @@ def digest(module: nn.Module) -> str:
 
 
 def add_values(tensor: Tensor, sha256: Any) -> None:
-    """Add a tensor's bytes to a digest, or those of the tensors of which it consists.
+    """Add the bytes of a tensor to a digest. A tensor that wraps other tensors, as torchao's
+    do, adds the bytes of these.
 
     Args:
-        tensor: Any dense, sparse or quantised tensor; also one of torchao's, which
-            consists of others.
-        sha256: Of hashlib; gets the bytes.
+        tensor: A dense, sparse, quantised or wrapping tensor.
+        sha256: The hash object of hashlib, which is updated.
     """
     if hasattr(tensor, "__tensor_flatten__"):
         names, settings = tensor.__tensor_flatten__()
@@ -541,24 +544,25 @@ _PREFIXES = (
 """What wrappers and training scripts put before names."""
 
 _PREFIXED_SHARE = 0.8
-"""Share of the keys that must have a prefix: losses may stand beside the model."""
+"""The share of the names that must begin with a prefix before it is stripped: a state dict
+may have other tensors (losses) among those of the model."""
 
 _WRAPPERS = (
     re.compile(r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."),
     re.compile(r"(?<=\.)module\."),
 )
-"""What wrappers of submodules put into names; the last may also be a module's own name.
-"""
+"""What wrappers of submodules put into the names of tensors. The last pattern may also
+match the name of a real module."""
 
 _PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
 """Buffers that profilers (thop) leave in modules."""
 
 _MAX_DEPTH = 4
-"""How many of these keys may stand inside each other."""
+"""How many levels of keys of _PLAIN and _AVERAGED are searched."""
 
 _MAX_MODULES = 100_000
-"""Modules of a model that is read without its class, each as often as it is reached:
-shared ones inside shared ones make a small file endless."""
+"""The most modules of a model that is read without its class. A shared module counts each
+time: shared modules inside shared modules would make a small file endless."""
 
 
 class Weights(NamedTuple):
@@ -566,18 +570,18 @@ class Weights(NamedTuple):
 
     tensors: dict[str, Tensor]
     steps: tuple[str, ...] = ()
-    """What was done to find them, for people."""
+    """How the tensors were found and renamed, for people: `took 'state_dict'`."""
     classes: tuple[str, ...] = ()
-    """Names of the model's classes, where the checkpoint has a list of them."""
+    """The names of the model's classes, if the checkpoint has a list of them."""
     module: nn.Module | UnbuiltModule | None = None
-    """The module that they are of; None where the checkpoint holds mere tensors."""
+    """The module in the checkpoint that has the tensors; None if it holds only tensors."""
 
 
 def read_weights(path: Path, options: ModelOptions) -> Weights:
-    """The tensors of a file by name, of whatever class its module may be.
+    """The tensors of a file. If the file holds a module, its class may be unknown.
 
     Raises:
-        LoadError: Where it cannot be read, or has no tensors where `options` say.
+        LoadError: Where the file cannot be read, or has no tensors where `options` say.
     """
     with as_load_errors(path):
         content = read(path, options.trust, complete=False)
@@ -597,17 +601,18 @@ def find_weights(
 
     Args:
         content: What `read` returned.
-        key: Where they are: keys of dicts and indices of lists, with dots between. By
-            default in the usual places.
-        prefix: Stripped from names; tensors without it are left out.
-        ema: Averaged weights, or plain ones (False); by default averaged ones only if
-            there are no others.
-        name: Of the file, for messages.
+        key: The place of the weights: keys of dicts and indices of lists, with dots
+            between. By default the usual places are searched.
+        prefix: The prefix to strip from names; tensors without it are left out. By default
+            nothing is stripped.
+        ema: True for averaged weights, False for plain weights. By default averaged
+            weights are taken only if there are no plain ones.
+        name: The name of the file, for messages.
 
     Raises:
         LoadError: Where no tensors are found.
     """
-    # what is found where goes into run.json, since it decides what is drawn
+    # the steps go into run.json, since they decide what is drawn
     steps = []
     if key:
         inner = _at(content, key)
@@ -616,7 +621,7 @@ def find_weights(
         inner = _dig(content, ema, steps)
     tensors = _without_counters(_tensors(inner), steps)
     if not tensors:
-        # The file holds a whole module, and why it was not built says more.
+        # if the file holds a module that was not built, the reason for that says more
         if isinstance(inner, UnbuiltModule):
             raise inner.refusal
         subject = "weights"
@@ -637,11 +642,11 @@ def find_weights(
 def _without_counters(
     tensors: dict[str, Tensor], steps: list[str]
 ) -> dict[str, Tensor]:
-    """The tensors without those of a profiler, unless there are no others.
+    """The tensors without the counters of a profiler. If all are counters, all are kept.
 
     Args:
-        tensors: By name.
-        steps: What was done, for people; gets a line where counters are left out.
+        tensors: The tensors of a checkpoint, by name.
+        steps: Changed in place: a line is added if counters are left out.
     """
     model_tensors = {
         n: tensor for n, tensor in tensors.items() if not _PROFILED.fullmatch(n)
@@ -658,8 +663,8 @@ def _at(content: Any, key: str) -> Any:
 
     Args:
         content: The checkpoint.
-        key: A key of it as it stands; or keys of dicts and indices of lists, with dots
-            between.
+        key: One key of the checkpoint, which may have dots; or keys of dicts and indices
+            of lists, with dots between.
 
     Raises:
         LoadError: Where there is no such key or index.
@@ -680,33 +685,34 @@ def _at(content: Any, key: str) -> Any:
 def _dig(
     content: Any, ema: bool | None, steps: list[str], depth: int = _MAX_DEPTH
 ) -> Any:
-    """The innermost value under usual keys of a checkpoint, such as `state_dict` in
-    `model`; the checkpoint itself where it has none. A key counts where more tensors lie
-    under it than beside it.
+    """The innermost value under the usual keys of a checkpoint, such as `state_dict` in
+    `model`; the checkpoint itself if it has none of them. A key is taken only if more
+    tensors lie under it than directly in the checkpoint.
 
     Args:
-        content: A checkpoint, or what lies under a usual key of one.
-        ema: As of `find_weights`.
-        steps: What was done, for people; gets a line for each key.
-        depth: The most keys that are gone through.
+        content: A checkpoint, or the value under a usual key of one.
+        ema: True for averaged weights, False for plain weights, None for plain before
+            averaged.
+        steps: Changed in place: a line is added for each key that is taken.
+        depth: How many levels of keys are searched.
     """
     if not isinstance(content, Mapping) or not depth:
         return content
     names = {True: _AVERAGED, False: _PLAIN, None: (*_PLAIN, *_AVERAGED)}[ema]
-    count = len(_tensors(content))  # a loss, a running mean
+    count = len(_tensors(content))  # not weights, but a loss or a running mean
     for name in names:
         inner = content.get(name)
         if any(len(_tensors(value)) > count for value in _with_inner(inner)):
             steps.append(f"took {name!r}")
-            # averaged weights have plain keys inside
+            # the keys inside averaged weights are plain ones
             return _dig(inner, ema if name in _PLAIN else None, steps, depth - 1)
     return content
 
 
 def _with_inner(content: Any) -> Iterator[Any]:
-    """A value, and all values in it where it is a mapping, at every depth; each object
-    once. An UnbuiltModule is one value."""
-    # checkpoints may hold themselves; a walk with a memory ends
+    """A value; if it is a mapping, also all values in it at every depth, each object once.
+    Values inside an UnbuiltModule are left out."""
+    # a checkpoint may contain itself, so each object is entered only once
     reached = [content]
     seen = {id(content)}
     for value in reached:
@@ -720,9 +726,8 @@ def _with_inner(content: Any) -> Iterator[Any]:
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:
-    """The tensors of a module or a mapping, by name; also its arrays of numpy, as tensors.
-    Other values in it (an epoch) are left out; anything but a module or a mapping has no
-    tensors."""
+    """The tensors of a module or a mapping, by name. Arrays of numpy become tensors; other
+    values (an epoch) are left out. Empty for anything but a module or a mapping."""
     # a trusted file, or one of listed classes, may hold the module itself
     if isinstance(content, nn.Module):
         content = content.state_dict()
@@ -739,11 +744,11 @@ def _tensors(content: Any) -> dict[str, Tensor]:
 
 
 def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
-    """The tensors that state_dict() of a module would have, read from its attributes
-    without its class.
+    """The tensors that the state dict of a module would have, read from the module's
+    attributes, since its class is unknown.
 
     Raises:
-        RefusedError: Where it has more than _MAX_MODULES modules.
+        RefusedError: Where the module has more than _MAX_MODULES modules.
     """
     tensors = {}
     # grows while it is gone through: each module adds its children
@@ -757,7 +762,7 @@ def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
             if isinstance(value, Tensor) and name not in hidden:
                 tensors[f"{prefix}{name}"] = value.data
         for name, child in dict(attributes.get("_modules") or {}).items():
-            # whatever could be made completely is a module, and has the same attributes
+            # a child that was built has the same attributes as one that was not
             inner = vars(child) if isinstance(child, nn.Module) else child
             if isinstance(inner, dict):
                 reached.append((f"{prefix}{name}.", inner))
@@ -780,11 +785,11 @@ def _describe(content: Any) -> str:
 
 
 def _strip_prefix(weights: Weights, prefix: str) -> Weights:
-    """The tensors whose names begin with a prefix, under their names without it; the
-    others are left out, and a step says so.
+    """Take a prefix off the names of tensors. Tensors without it are left out, and a step
+    says how many.
 
     Raises:
-        LoadError: Where no name begins with it.
+        LoadError: Where no name begins with the prefix.
     """
     kept = {
         name.removeprefix(prefix): tensor
@@ -803,13 +808,14 @@ def _strip_prefix(weights: Weights, prefix: str) -> Weights:
 
 
 def stripped_variants(weights: Weights) -> list[Weights]:
-    """The same tensors under different names: first those of the file, then with one
-    usual prefix after the other stripped, then each of these without the names of
-    wrappers of submodules. The last variant has the most taken out of its names."""
+    """The same tensors under different names. The first variant has the names of the file;
+    each of the next has one more of the usual prefixes stripped; then come the same
+    variants without the names of wrappers of submodules. The last variant has the shortest
+    names."""
     variants = [weights]
     prefix = _common_prefix(weights)
     while prefix is not None:
-        # wrappers stand in each other: `module._orig_mod.`
+        # wrappers may be nested: `module._orig_mod.`
         variants.append(_strip_prefix(variants[-1], prefix))
         prefix = _common_prefix(variants[-1])
     for wrapper in _WRAPPERS:
@@ -827,8 +833,8 @@ def stripped_variants(weights: Weights) -> list[Weights]:
 
 
 def _common_prefix(weights: Weights) -> str | None:
-    """The first of _PREFIXES with which most of the names begin; None where there is
-    none."""
+    """The first of _PREFIXES with which most of the names begin (_PREFIXED_SHARE); None if
+    there is none."""
     for prefix in _PREFIXES:
         count = sum(name.startswith(prefix) for name in weights.tensors)
         if count >= _PREFIXED_SHARE * len(weights.tensors):
@@ -839,13 +845,13 @@ def _common_prefix(weights: Weights) -> str | None:
 def load_weights(
     module: nn.Module, weights: Weights, path: Path, options: ModelOptions
 ) -> dict[str, Any]:
-    """Load the tensors of a file into a module, under those of the `stripped_variants`
-    of their names that fit it best.
+    """Load the tensors of a file into a module. Of their `stripped_variants` the one is
+    loaded that has the most names of the module.
 
     Args:
-        module: Changed in place.
+        module: The module, which is changed in place.
         weights: The tensors.
-        path: Their file.
+        path: The file of the tensors.
         options: How the model is loaded: `spec` for messages, `model_args` and `partial`.
 
     Returns:
@@ -855,7 +861,6 @@ def load_weights(
         LoadError: As from `load_tensors`.
     """
     names = module.state_dict().keys()
-    # the prefixes to strip are those that leave names of the module
     best = max(stripped_variants(weights), key=lambda w: len(names & w.tensors.keys()))
     if best.steps:
         log.info("%s: %s", path.name, "; ".join(best.steps))
@@ -877,22 +882,22 @@ def load_tensors(
     options: ModelOptions,
     instead: str = "",
 ) -> str:
-    """Load tensors into a module, cast to its own precision.
+    """Load tensors into a module, which keeps its own precision.
 
     Args:
-        module: Changed in place.
-        tensors: By names of the module's state dict.
-        message: The beginning of the error.
+        module: The module, which is changed in place.
+        tensors: The tensors, by their names in the module's state dict.
+        message: The beginning of the error message.
         options: How the model was built: `model_args` for the hint, and `partial`.
-        instead: The hint where not a single tensor fits; where it is empty, the hint
-            names options.
+        instead: The hint of the error if no tensor fits at all. If empty, that hint names
+            options.
 
     Returns:
         How many of the module's tensors were loaded, for people: `loaded 120 of 122`.
 
     Raises:
         LoadError: Where a tensor does not fit, is missing or is unexpected; with
-            `--partial` where not a single one fits.
+            `--partial` only where no tensor fits at all.
     """
     state = module.state_dict()
     fit = _fit(state, tensors)
@@ -905,11 +910,11 @@ def load_tensors(
         if fit.tensors:
             hint = f"another --arch, {argument}, or --partial for what fits"
         raise LoadError(f"{message}: {counts} tensors; {fit.misfits}", hint)
-    # MNASNet loads no unknown version
+    # MNASNet refuses weights whose metadata does not name their version
     vars(fit.tensors)["_metadata"] = getattr(state, "_metadata", {})
     try:
         module.load_state_dict(fit.tensors, strict=False)
-    # of sparse and quantised tensors and modules
+    # raised for sparse and quantised tensors and modules
     except (RuntimeError, KeyError) as error:
         reason = quoted(str(error).strip().splitlines()[-1].strip())
         raise LoadError(
@@ -924,19 +929,21 @@ class _Shapes(NamedTuple):
     """The two shapes of a tensor that does not fit."""
 
     expected: torch.Size
-    """The module's."""
+    """The shape in the module."""
     in_file: torch.Size
 
 
 class _Fit(NamedTuple):
-    """How tensors fit a module; names are those of its state dict."""
+    """How tensors fit a module."""
 
     tensors: OrderedDict[str, Tensor]
-    """Those that fit."""
+    """The tensors that fit, by name."""
     missing: list[str]
-    """What the module has, and the tensors have not."""
+    """Names of the module's tensors that have no tensor to load."""
     unexpected: list[str]
+    """Names of tensors that the module does not have."""
     differing: dict[str, _Shapes]
+    """By name, the shapes of tensors that have another shape than the module's."""
 
     @property
     def total(self) -> int:
@@ -945,8 +952,8 @@ class _Fit(NamedTuple):
 
     @property
     def misfits(self) -> str:
-        """What is missing, unexpected or of another shape, for people; empty where all
-        fit."""
+        """What is missing, unexpected or of another shape, for people; empty if all
+        tensors fit."""
         shapes = [
             f"{quoted(name)} is {list(pair.in_file)}, not {list(pair.expected)}"
             for name, pair in self.differing.items()
@@ -968,7 +975,7 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
 
     Args:
         state: The module's state dict.
-        tensors: By name.
+        tensors: The tensors to load, by name.
     """
     # a state dict may also have an extra state, which can be anything
     expected = {
@@ -994,23 +1001,23 @@ def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
 def _fitting_arguments(
     module: nn.Module, model_args: Mapping[str, Any], differing: Iterable[_Shapes]
 ) -> str:
-    """The options that would make a module's shapes those of the file, such as
-    `--model-arg num_classes=7`: where a size is the value of a single argument, and is 7
-    wherever the file has another. `--model-arg` alone where there is no such argument.
+    """The options that would give a module the shapes of the file: if 10 in the module is 7
+    everywhere in the file, and 10 is the value of only one argument of the module's class,
+    `--model-arg num_classes=7`. Just `--model-arg` if no argument is found.
 
     Args:
-        module: What was built.
-        model_args: The arguments that the user gave its class; the others have their
-            defaults.
+        module: The module that was built.
+        model_args: The arguments that the user gave its class; all other arguments have
+            their defaults.
         differing: The shapes that differ.
     """
     sizes = defaultdict[int, set[int]](set)
     for expected, in_file in differing:
-        # of a kernel the channels: its own size is seldom an argument
+        # of a kernel only the channels: its height and width are seldom arguments
         for size, size_in_file in zip(expected[:2], in_file[:2], strict=False):
             sizes[size].add(size_in_file)
     parameters = inspect.signature(type(module)).parameters
-    # as text: a default may be an array, which has no plain `==`
+    # compared as text, since a default may be an array, whose `==` returns an array
     values = {name: repr(parameter.default) for name, parameter in parameters.items()}
     values |= {name: repr(value) for name, value in model_args.items()}
     texts = []
