@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from featviz.api.watching import FitWatch
-from featviz.models.requirements import lacking
+from featviz.models.requirements import missing_extra_error
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise lacking("featviz.lightning", "lightning", error) from error
+    raise missing_extra_error("featviz.lightning", "lightning", error) from error
 
 
 class LightningWatcher(FitWatch, Callback):

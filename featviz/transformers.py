@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from featviz.api.watching import FitWatch
-from featviz.models.requirements import lacking
+from featviz.models.requirements import missing_extra_error
 
 try:
     from transformers import (
@@ -16,7 +16,7 @@ try:
         TrainingArguments,
     )
 except ImportError as error:
-    raise lacking("featviz.transformers", "hf", error) from error
+    raise missing_extra_error("featviz.transformers", "hf", error) from error
 
 
 class TrainerWatcher(FitWatch, TrainerCallback):

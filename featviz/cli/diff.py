@@ -128,7 +128,7 @@ def _diff_models(
     sources = _checked_models(values, specs, images)
     with model_runs(files) as runs:
         checked_files(runs.files, (runs.base, runs.new))
-        require_torch(alone=True)
+        require_torch(is_command=True)
         from featviz.run.partners import run_models
 
         inputs = read_from(DiffModels, dict(values)).inputs

@@ -127,7 +127,7 @@ def identify(values: Values) -> int:
     """
     from featviz.models.requirements import require_torch
 
-    require_torch(alone=True)
+    require_torch(is_command=True)
     from featviz.models.identify import identify_file
     from featviz.models.load import architecture_beside
 

@@ -345,7 +345,7 @@ def _call(
     values["images"] = images
     check_source(values["source"])
     check_arguments(images)
-    require_torch(alone=True)
+    require_torch(is_command=True)
     return function(values)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 NEUTRAL_FOLDER = Path(__file__).with_name("neutral")
-"""A folder that is ours, and holds nothing but MATPLOTLIBRC."""
+"""A folder of featviz that holds nothing but MATPLOTLIBRC."""
 
 MATPLOTLIBRC = NEUTRAL_FOLDER / "featviz.matplotlibrc"
 """matplotlib's settings for commands: its own defaults, whatever the user has set."""
@@ -37,7 +37,7 @@ _IMPORTING = RLock()
 _NO_MEMORY = re.compile(
     "cannot allocate memory|failed to map segment|cannot map", re.IGNORECASE
 )
-"""What the system's loader says of a library that does not fit into the memory."""
+"""Messages of the system's loader for a library that does not fit into the memory."""
 
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
@@ -45,8 +45,8 @@ _MMAP_THRESHOLD = -3
 
 
 def check_current_folder() -> None:
-    """Refuse to work where the current folder is gone: relative paths lead nowhere, and
-    oneMKL would end the process without a word."""
+    """Raise a UsageError if the current folder was removed: relative paths lead nowhere
+    then, and oneMKL would end the process without a message."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -56,15 +56,18 @@ def check_current_folder() -> None:
 
 
 def import_library(name: str) -> Any:
-    """Import a library that would read the current folder, in NEUTRAL_FOLDER instead.
+    """Import a library, and return it. During the import NEUTRAL_FOLDER is the current
+    folder, since some libraries run files that they find in the current folder, which may
+    be a download or shared: `libcuda.so.1` (a RUNPATH of torch's has an empty part),
+    `matplotlibrc` (evaluated before matplotlib 3.11), `.numba_config.yaml` (names a cache
+    of pickles).
 
-    The current folder may be somebody else's, a download or a shared one, and what
-    merely lies there would be run: `libcuda.so.1` (a RUNPATH of torch's has an empty
-    part), `matplotlibrc` (evaluated before matplotlib 3.11), `.numba_config.yaml`
-    (names a cache of pickles).
+    All threads share the current folder: call this before threads that open files start.
 
-    The current folder is that of all threads, so this belongs before threads that open
-    files."""
+    Raises:
+        UsageError: Where the current folder is gone.
+        ImportError: Where the library is not installed.
+    """
     if name in sys.modules:
         return import_module(name)  # waits for a thread that is importing it
     with _IMPORTING:
@@ -78,12 +81,16 @@ def import_library(name: str) -> Any:
 
 
 def require_matplotlib() -> None:
-    """Import matplotlib; FeatvizError where it, or its settings, cannot be read."""
+    """Import matplotlib.
+
+    Raises:
+        FeatvizError: Where matplotlib is not installed, or cannot read its settings.
+    """
     try:
         import_library("matplotlib")
     except FeatvizError:
         raise
-    except Exception as error:  # whatever it makes of a broken matplotlibrc
+    except Exception as error:  # a broken matplotlibrc can raise anything
         raise FeatvizError(
             f"matplotlib cannot be imported: {first_line(error)}",
             "is a matplotlibrc damaged? MATPLOTLIBRC=FILE names another",
@@ -106,22 +113,22 @@ def require_numba() -> Any:
     return numba
 
 
-def require_torch(alone: bool = False) -> None:
+def require_torch(is_command: bool = False) -> None:
     """Import torch, and numba, whose loops every picture needs. Importing numba later would
     change the current folder while threads read images.
 
     Args:
-        alone: Whether this is a command's own process, whose memory may be set up for
-            the run: the garbage collector never looks at the objects of the imports
-            again, and glibc keeps freed memory, else the next layer waits for new pages
-            (of vgg16's 160 ms an image, 15).
+        is_command: Whether the process runs only this command, so that its memory may be
+            set up for it: the garbage collector never looks at the objects of the imports
+            again, and glibc keeps freed memory. Otherwise each layer waits for new pages
+            (15 of the 160 ms that vgg16 takes for an image).
 
     Raises:
         FeatvizError: Where torch is missing, does not load, or lacks memory.
         ImportError: Where numba is not installed.
     """
-    alone = alone and "torch" not in sys.modules
-    if alone and sys.platform == "linux":
+    is_command = is_command and "torch" not in sys.modules
+    if is_command and sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
             library = ctypes.CDLL(None)
             library.mallopt(_MMAP_THRESHOLD, 64 * 2**20)
@@ -129,15 +136,15 @@ def require_torch(alone: bool = False) -> None:
     with _without_collection():
         _import("torch")
         require_numba()
-        if alone:
+        if is_command:
             gc.freeze()
-    if alone:
+    if is_command:
         atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
 
 
 def require_torchvision() -> None:
-    """Import torchvision, which takes as long as torch; most models of one's own do
-    without it.
+    """Import torchvision. It takes as long as torch, and many models do not need it, so it
+    is imported only when it is needed.
 
     Raises:
         FeatvizError: As from `require_torch`.
@@ -151,8 +158,8 @@ def require_torchvision() -> None:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Let the garbage collector rest while libraries are imported, which throw nothing
-    away: it would look at all of torch's objects, for a tenth of a second."""
+    """A context without garbage collection for the import of libraries. They leave no
+    garbage, and the collector would spend a tenth of a second on torch's objects."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -163,10 +170,14 @@ def _without_collection() -> Iterator[None]:
 
 
 def _import(package: str) -> None:
-    """Import torch or torchvision; whatever goes wrong is a FeatvizError."""
+    """Import torch or torchvision.
+
+    Raises:
+        FeatvizError: Where it is not installed, does not load, or lacks memory.
+    """
     try:
         import_library(package)
-    # SystemError: a library written in C returned without a word
+    # SystemError: a library written in C failed without an exception
     except (
         ImportError,
         OSError,
@@ -182,10 +193,10 @@ def _import(package: str) -> None:
                 f"there is too little memory to load {package}: {first_line(error)}",
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
-        # a torchvision whose build does not fit that of torch
+        # mostly this is a torchvision whose build does not fit that of torch
         installed = versions()
         index = ""
-        # PyPI has the build for CUDA, of several GB
+        # pip would fetch the build for CUDA from PyPI, which has several GB
         if installed["torch"].endswith("+cpu"):
             index = " --index-url https://download.pytorch.org/whl/cpu"
         raise FeatvizError(
@@ -196,8 +207,8 @@ def _import(package: str) -> None:
         ) from error
 
 
-def lacking(module: str, extra: str, error: ImportError) -> ImportError:
-    """The error of a module of featviz for a library that is not installed.
+def missing_extra_error(module: str, extra: str, error: ImportError) -> ImportError:
+    """The error to raise when a module of featviz needs a library that is not installed.
 
     Args:
         module: The module: `featviz.ray`.
@@ -210,8 +221,8 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 
 def versions() -> dict[str, str]:
-    """The versions of featviz, torch and torchvision for run.json and other records;
-    `(not installed)` for what is not. To import the packages takes long."""
+    """The versions of featviz, torch and torchvision for run.json and other records, or
+    `(not installed)`. Nothing is imported, which would take long."""
     installed = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         installed[package] = "(not installed)"
@@ -221,14 +232,17 @@ def versions() -> dict[str, str]:
 
 
 def import_ultralytics(name: str) -> ModuleType:
-    """Import a module of Ultralytics, and undo or prevent what the first import of the
-    package also does: it asks for the network, reports on stdout, writes settings, and
-    replaces `torch.save` and `PIL.Image.open`. ImportError where there is no such module.
+    """Import a module of Ultralytics, and return it, without the side effects that the
+    first import of the package has: it uses the network, prints to stdout, writes settings,
+    and replaces `torch.save` and `PIL.Image.open`.
+
+    Raises:
+        ImportError: Where there is no such module.
     """
     import torch
     from PIL import Image
 
-    # whoever has imported it has chosen what it does at its import
+    # a caller who has imported it before has accepted these side effects
     module = sys.modules.get(name)
     if module is not None:
         return module
@@ -265,8 +279,8 @@ def import_letterbox() -> Any:
 
 
 def check_device(name: str) -> None:
-    """Refuse, with UsageError, a text that names no device on any machine; needs no
-    torch."""
+    """Raise a UsageError if a text is not the name of a device on any machine. This does
+    not import torch."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise UsageError(
             f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps"
@@ -274,11 +288,12 @@ def check_device(name: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of this machine that `--device` names. `auto` takes cuda, then mps, then
-    the CPU; with cuda, each process of torchrun or of SLURM takes a GPU of its own.
+    """The device of this machine that `--device` names. `auto` is cuda if the machine has
+    it, else mps, else the CPU; if it is cuda, each process of torchrun or SLURM gets its
+    own GPU.
 
     Raises:
-        UsageError: Where it is no name of a device, or there is no such device here.
+        UsageError: Where `name` is no device, or this machine does not have it.
     """
     import torch
 
