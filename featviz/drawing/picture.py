@@ -50,8 +50,8 @@ _PALETTE = 3
 
 @dataclass(frozen=True)
 class GridPicture:
-    """A picture ready to be encoded; nothing in it refers to the tensor any more, whose
-    memory the model may write over."""
+    """A picture ready to be encoded. It does not share memory with the tensor, which the
+    model may write over."""
 
     layout: str
     """A name of LAYOUTS, or what a tile of kernels shows."""
@@ -60,48 +60,50 @@ class GridPicture:
     """uint8 [N, h, w], or [N, h, w, 3] for RGB, before they are enlarged."""
     palette: Palette
     limits: ValueLimits
-    """Of each tile, or of all."""
+    """The limits of each tile, or one pair for all."""
     stats: Floats
     """[channels, 6], of all maps, drawn or not."""
     deviations: Floats
     """[channels]: standard deviations without the border that padding makes."""
     channels: list[int] | None
-    """The drawn channels in tile order, where they are not simply all."""
+    """The drawn channels in tile order; None for all channels in their own order."""
     slices: tuple[int, int]
-    """Tiles of each channel: drawn, and in the tensor."""
+    """How many slices of each channel are drawn, and how many the tensor has."""
     values: int
-    """How many numbers of each channel `stats` is of."""
+    """How many numbers each channel has in the tensor."""
     steps: list[int] | slice
-    """Which slices are drawn of those in the tensor; `slice(None)` for all."""
+    """Numbers of the drawn slices; `slice(None)` for all."""
     strip: bool
-    """Numbers side by side: those of a vector, or one for each constant map."""
+    """Whether the tiles are single numbers side by side: those of a vector, or one for
+    each constant map."""
     constant: tuple[int, int, int] | None
-    """Slices, height and width of each map, where all are constant and `strip` has
-    their values."""
+    """Slices, height and width of each map in the tensor, if all maps are constant and
+    `strip` shows their values; else None."""
     collapsed: dict[int, list[int]]
-    """Channels that share a tile, by the one that is drawn, itself included."""
+    """The channels that share a tile, by the channel that is drawn. Each list holds this
+    channel, too."""
     numbered: bool
-    """Whether the tiles have their channels' numbers."""
+    """Whether each tile shows the number of its channel."""
     marked: Sequence[int]
-    """The marks of `grid` that are drawn: both, ZERO alone, or none."""
+    """The marks of `grid` that are drawn: ZERO and CONSTANT, only ZERO, or none."""
     reduce: str | None = None
-    """How all channels became the one tile."""
+    """How all channels became one tile; None if they did not."""
     overlay: float | None = None
-    """How much of the maps lies over the input, 0..1."""
+    """How opaque the maps are over the input, 0..1; None if they do not lie over it."""
     cmap: str | None = None
-    """The colormap, where it is not the one that the options name."""
+    """The colormap; None for the one that the options name."""
 
     @property
     def drawn(self) -> Sequence[int]:
-        """The channels that the tiles show, in tile order: each has a tile, or several
-        slices side by side. Those of a reduced picture are all in its one tile."""
+        """The channels that the tiles show, in tile order. Each has a tile for each drawn
+        slice. In a reduced picture, one tile shows all channels."""
         return range(len(self.stats)) if self.channels is None else self.channels
 
     @property
     def marks(self) -> Bytes:
         """The mark on each tile, uint8 [tiles]: `grid.NONE`, `ZERO` or `CONSTANT`."""
-        # Over the input, or in one tile of all channels, a mark would hide what is to
-        # be seen; and maps of one number are constant by nature.
+        # A mark would hide the input under the maps, or the one tile of all channels.
+        # Maps of one number are always constant, so a mark would say nothing.
         is_mixed = self.reduce is not None or self.overlay is not None
         are_numbers = self.strip or self.plan.map_size == (1, 1)
         if is_mixed or are_numbers or not self.marked:
@@ -116,10 +118,10 @@ class GridPicture:
 
     @property
     def tile_labels(self) -> dict[int, Label]:
-        """What is written on tiles, by tile number: the channel's number on its first
-        one, and how many channels share it on its last one."""
+        """The labels, by tile number. The first tile of a channel has the channel's number,
+        the last one says how many channels share the tiles."""
         labels: dict[int, Label] = {}
-        # most pictures have neither, and some have thousands of channels
+        # most pictures have no labels, and some have thousands of channels
         if not self.numbered and not self.collapsed:
             return labels
         slices = self.slices[0]
@@ -133,14 +135,18 @@ class GridPicture:
         return labels
 
     def pieces(self) -> Iterator[Bytes]:
-        """Its pixels from top to bottom, as `grid.strips` yields them: each piece is
+        """The pixels from top to bottom, as `grid.strips` yields them: each piece is
         overwritten by the next one."""
         return strips(self.plan, self.tiles, self.palette, self.tile_labels, self.marks)
 
 
 def check_format(name: str) -> None:
-    """Raise UsageError early where Pillow, as it was built, cannot write a format of
-    `records.FORMATS`."""
+    """Raise UsageError if Pillow, as it was built here, cannot write a format. Called
+    before anything is drawn.
+
+    Args:
+        name: one of `records.FORMATS`.
+    """
     format = FORMATS[name]
     if format.save is not None:
         Image.init()
@@ -178,13 +184,12 @@ def encode(
     picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]
 ) -> None:
     """Write the picture to an open file: PNG by our own encoder, other formats through
-    Pillow. More pixels than Pillow opens are warned of.
+    Pillow. The user is warned of a picture with more pixels than Pillow opens.
 
     Args:
         file: open for writing.
         format: a name of FORMATS.
-        text: what the file says of itself, by keyword. PNG and JPEG hold it, WebP does
-            not.
+        text: texts about the picture, by keyword. PNG and JPEG hold them, WebP does not.
     """
     record = FORMATS[format]
     plan = picture.plan
@@ -215,12 +220,12 @@ def encode(
 def describe(
     picture: GridPicture, site: CaptureSite, shape: Sequence[int], file: str
 ) -> Capture:
-    """The manifest's row for a picture, without `tensor`, `figure` and
-    `receptive_field`, of which the picture knows nothing.
+    """The manifest's row for a picture. The caller adds `tensor`, `figure` and
+    `receptive_field`.
 
     Args:
-        site: the capture that it shows.
-        shape: of its tensor.
+        site: the capture that the picture shows.
+        shape: of the capture's tensor.
         file: the picture's path, relative to the image's folder.
     """
     plan = picture.plan
@@ -262,7 +267,7 @@ def describe(
 
 
 def caption(capture: Capture) -> dict[str, str]:
-    """What a picture says of itself, in its text chunks: texts by keyword."""
+    """The texts about a picture that its file holds, by keyword."""
     drawn = range(capture.maps) if capture.channels is None else capture.channels
     text = {
         "Software": "featviz",
@@ -277,7 +282,7 @@ def caption(capture: Capture) -> dict[str, str]:
         text["Slices"] = _count_of_slices(capture.slices, capture.steps)
     if capture.constant is not None:
         size = by(capture.constant[1:])
-        # a tile is one number then, and does not say how large the map was
+        # each tile is one number here, and does not show how large the map was
         text["Constant"] = f"every map ({size}): the value of each is drawn"
     if capture.collapsed:
         groups = capture.collapsed.items()
@@ -294,11 +299,10 @@ def caption(capture: Capture) -> dict[str, str]:
 
 
 def _options_that_hide(capture: Capture, drawn: int) -> str:
-    """The options by which not all maps of a capture have a tile: `--channels,
-    --collapse`.
+    """The options that left maps of a capture without a tile: `--channels, --collapse`.
 
     Args:
-        drawn: how many have one.
+        drawn: how many maps have a tile.
     """
     sharing = sum(len(group) - 1 for group in (capture.collapsed or {}).values())
     options = []
@@ -313,8 +317,8 @@ def _count_of_slices(slices: Sequence[int], steps: Sequence[int] | None) -> str:
     """How many slices of each channel are drawn, and which.
 
     Args:
-        slices: those that are drawn, and those that there are.
-        steps: their numbers, where not all are drawn.
+        slices: how many are drawn, and how many the tensor has.
+        steps: numbers of the drawn slices; None if all are drawn.
     """
     text = "{} of {} side by side for each channel".format(*slices)
     return f"{text}: {ranges(steps)} (--max-slices)" if steps else text
@@ -329,24 +333,25 @@ def lay_over(
     options: DrawOptions,
     window: Sequence[int] | None = None,
 ) -> GridPicture:
-    """Lay a picture's maps over what the model saw, as `options.overlay` says.
+    """A picture whose maps lie over what the model saw, as opaque as `options.overlay`
+    says.
 
     Args:
-        background: uint8 [H, W, 3] each: one picture, or the frames of a clip, of which
-            each time step gets the one in its middle.
+        background: uint8 [H, W, 3] each: one picture, or the frames of a clip. Each time
+            step of the maps lies over the frame in the middle of the step.
         window: top, left, height and width in pixels of the part that is drawn; None
-            for all.
+            for the whole input.
     """
     shown, slices = picture.slices
     count = picture.plan.tile_count // shown
     if window is None:
         window = (0, 0, *background[0].shape[:2])
     steps = np.arange(slices)[picture.steps]
-    # A layer that halves time has 8 steps for 16 frames: step 0 lies over frame 1, the
-    # later one.
+    # A layer that halves time has 8 steps for 16 frames: step 0 covers the frames 0 and
+    # 1, and lies over frame 1, the later one.
     frames = ((steps + 0.5) * len(background) / slices).astype(int).tolist() * count
     height, width = window[2:]
-    # an overlay makes its tiles itself: these are in memory, or made now
+    # tiles may be made only when they are asked for: an overlay needs them now
     maps = picture.tiles[:]
     alone = picture.reduce is not None
     return replace(
@@ -369,31 +374,30 @@ def lay_over(
 
 @dataclass(frozen=True)
 class Overlay:
-    """Tiles of maps over the input, made as they are asked for, since a layer's maps
-    are small, and the input under each of a thousand is not.
+    """Tiles of maps over the input. They are made when they are asked for: a layer's maps
+    are small, but a thousand tiles of the input's size are not.
 
     A map covers the whole input: it is resized bilinearly (as Pillow does, for which
-    pixels are areas, not points), coloured, and mixed in by `alpha`.
+    pixels are areas, not points), coloured, and mixed with the input by `alpha`.
     """
 
     shape: tuple[int, ...]
-    """That of all tiles, [N, H, W, 3], each of the size of the input or its drawn part.
-    """
+    """Shape of all tiles together, [N, H, W, 3]; H and W are those of `window`."""
     nbytes: int
     """Bytes of the maps, and of the input under them."""
     maps: Bytes
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
     palette: Palette
-    """The levels' colours; that of holes is not mixed with its neighbours when a map is
-    resized."""
+    """The levels' colours. The colour of NaN and infinity is not mixed with others when a
+    map is resized."""
     background: Sequence[Bytes]
     """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
     frames: Sequence[int]
-    """The number of the picture under each map."""
+    """For each map, the number of the picture in `background` under it."""
     alpha: float
     """0 shows the input, 1 the map."""
     window: Sequence[int]
-    """Top, left, height and width in pixels."""
+    """Top, left, height and width in pixels of the part of the input that is drawn."""
 
     def __getitem__(self, numbers: slice) -> Bytes:
         """The tiles of these numbers, uint8 [n, H, W, 3]."""
@@ -424,8 +428,8 @@ class Overlay:
         """A map, levels [h, w] or RGB [h, w, 3], in the size of the whole input."""
         height, width = self.background[0].shape[:2]
         size = width, height
-        # A hole mixed with its neighbours would become a level, and look like a value:
-        # it is left out, and put back afterwards.
+        # NaN and infinite values have a level of their own. Mixed with other levels, it
+        # would look like a value: so it is left out, and put back afterwards.
         hole = self.palette.nonfinite
         is_hole = np.zeros(levels.shape, bool) if hole is None else levels == hole
         filled = np.where(is_hole, 0, levels).astype(np.uint8)
@@ -450,8 +454,9 @@ def write_pixels(
     """Write a whole picture as a PNG to an open file.
 
     Args:
-        pixels: uint8 [H, W, C] of one channel or three.
-        text, repeats: as of `write_png`.
+        file: open for writing.
+        pixels: uint8 [H, W, C] of one channel or three; at least one row.
+        text, repeats: see `write_png`.
     """
     rows = pixels.reshape(len(pixels), -1)
     write_png(file, pixels.shape[:2], [rows], text=text, repeats=repeats)
@@ -470,18 +475,19 @@ def write_png(
 
         signature  IHDR (size, depth)  tEXt ...  PLTE  IDAT  IDAT ...  IEND
 
-    Each piece of the picture becomes a chunk IDAT, of whose contents a reader makes one
-    zlib stream.
+    The compressed pieces become chunks IDAT; joined, the contents of these are one zlib
+    stream.
 
     Args:
         file: open for writing.
         size: height and width in pixels.
         pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; at
-            least one. Each is done with before the next one is asked for.
+            least one. A piece may be overwritten once the next one is asked for.
         colors: 256 RGB triples of a palette; None for greys, and for RGB.
-        text: by keywords of 79 Latin-1 characters at most.
-        repeats: whether much of the picture repeats, as enlarged pixels and the same
-            crops do: ISA-L finds it, and `deflate`, which is made for maps, does not.
+        text: texts by keyword, which has at most 79 Latin-1 characters.
+        repeats: whether the picture has large repeated parts, such as enlarged pixels or
+            the same crop twice. ISA-L then compresses it, since `deflate`, which is made
+            for maps, finds no such repetition.
     """
     from featviz.drawing import deflate, loops  # numba takes a while to import
 
@@ -494,8 +500,8 @@ def write_png(
     above = np.zeros(width, np.uint8)
 
     def filtered() -> Iterator[Bytes]:
-        """The rows of each piece, filtered as PNG has them; a piece is overwritten by
-        the next."""
+        """Yield the bytes of each piece with PNG's filters. Each array is overwritten by
+        the next one."""
         buffer = np.empty(0, np.uint8)
         for piece in chain([first], pieces):
             if len(buffer) < len(piece) * (1 + width):
@@ -518,19 +524,19 @@ def write_png(
             length += len(data)
             checksum = isal_zlib.crc32(data, checksum)
         file.write(b"".join((head, struct.pack(">I", length), b"IDAT")))
-        file.writelines(chunks)  # by themselves, without a copy of them
+        file.writelines(chunks)  # not joined with the head, which would copy them
         file.write(struct.pack(">I", checksum))
         head = b""
     file.write(_END)
 
 
 def _compressed_by_isal(pieces: Iterable[Bytes]) -> Iterator[list[bytes]]:
-    """The zlib stream of pieces, in parts. Deflate repeats what came up to 32 KB before;
-    ISA-L's level 1 takes a tenth of Pillow's time for as many bytes."""
+    """Yield the zlib stream of pieces, in parts. ISA-L's level 1 makes files of Pillow's
+    size in a tenth of Pillow's time."""
     compressor = isal_zlib.compressobj(1)
     for piece in pieces:
         data = compressor.compress(piece)
-        if data:  # it may wait for more
+        if data:  # empty while the compressor waits for more
             yield [data]
     yield [compressor.flush()]
 
@@ -542,14 +548,14 @@ def _head(
     colors: bytes | None,
     text: tuple[tuple[str, str], ...],
 ) -> bytes:
-    """All that stands before the pixels. It is kept, since it is the same for a layer's
-    picture of each image, unless the text names limits that were measured.
+    """The bytes of a PNG before its pixels. They are cached, since a layer's pictures of
+    all images have the same, unless the text names limits that were measured.
 
     Args:
         size: height and width in pixels.
         depth: bytes of a pixel, 1 or 3.
         colors: 256 RGB triples of a palette; None for greys, and for RGB.
-        text: keywords and texts; these are tEXt, or iTXt where Latin-1 cannot hold them.
+        text: keywords and texts; a text becomes tEXt, or iTXt if Latin-1 cannot hold it.
     """
     color_type = _PALETTE
     if colors is None:

@@ -26,15 +26,15 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
         hints: on its layout; those of a `HintBook` hold the layout that was decided on.
 
     Returns:
-        The maps under the empty key. Tokens before and behind the grid are under their
-        names (`class_token`): each is a vector, several of a name its rows.
+        The maps under the key "". Tokens before and behind the grid are under their names
+        (`class_token`), as vectors: several tokens of one name are the rows of one.
 
     Raises:
-        LayoutError: the tensor has no real, dense values, or no layout fits its shape.
+        LayoutError: the values are complex or not dense, or no layout fits the shape.
     """
     values = to_floats(tensor)
     hints = hints or Hints()
-    # known of each tensor of a run but the first of its shape
+    # in a run, only the first tensor of a shape has to be recognised
     arrangement = hints.arrangement or recognise(values.shape, hints)
     layout = LAYOUTS[arrangement.layout]
     by_name = {"": Maps(layout.name, layout.to_maps(values, arrangement))}
@@ -44,12 +44,12 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
 
 
 def _tokens_beside(values: Tensor, arrangement: Arrangement) -> dict[str, Maps]:
-    """The tokens before and behind the grid, by name: each a vector, several of a name
-    its rows."""
+    """The tokens before and behind the grid, by name, as vectors: several tokens of one
+    name are the rows of one."""
     if arrangement.trace is None:
         token_axis = LAYOUTS[arrangement.layout].token_axis or 0
         tokens = values.movedim(token_axis, 1)[0].flatten(1)
-    else:  # they stand in front of each piece
+    else:  # each piece has such tokens in front
         *piece_axes, token_axis = arrangement.trace.axes
         axes = [token_axis, *piece_axes]
         tokens = values.movedim(axes, list(range(len(axes))))
@@ -72,8 +72,8 @@ def to_floats(tensor: Tensor) -> Tensor:
     """The values of a tensor of any real type as float32, in its shape, dequantised.
 
     Raises:
-        LayoutError: it holds complex numbers, is not dense, or has no values; the
-            message goes on from the tensor's name.
+        LayoutError: the tensor holds complex numbers, is not dense, or has no values. The
+            message is the rest of a sentence that begins with the tensor's name.
     """
     if tensor.is_complex():
         raise LayoutError(f"holds complex numbers ({tensor.dtype})")
@@ -86,7 +86,7 @@ def to_floats(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         raise LayoutError("is on the device meta, where tensors have no values")
     try:
-        # of a lazily negated tensor numpy would see the numbers behind
+        # torch negates lazily: without this, numpy would see the numbers unnegated
         return tensor.float().resolve_neg()
     except RuntimeError:  # NotImplementedError, too
         raise LayoutError(

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 BEFORE, BEHIND = "extra_token", "token_behind"
-"""Names of tokens beside a grid that the model does not name."""
+"""Names of tokens before and behind a grid, if the model does not name them."""
 # what convolutions of stride 2, one behind the other, make, and patches
 _USUAL_STRIDES = (1, 2, 4, 8, 16, 32, 64)
 _GRID = re.compile(r"([1-9]\d{,17})x([1-9]\d{,17})(?:\+(\d{1,4})(?:,(\d{1,4}))?)?")
-"""Height, width, tokens before and behind. Few enough digits for int(), and for a name
-for each token beside the grid."""
+"""Height, width, tokens before and behind. The digits are few, so that int() takes them
+and each token before or behind the grid can have a name."""
 STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES))
 """Pixels of the input from one place of a map to the next, the usual ones first."""
 
@@ -40,20 +40,20 @@ class Arrangement:
 
     layout: str
     height: int = 0
-    """That of the grid that tokens or pieces make; 0 for other layouts."""
+    """Height of the grid that tokens or pieces make; 0 for other layouts."""
     width: int = 0
     time: int = 1
     """Time steps of the grid."""
     prefix: tuple[str, ...] = ()
     """Names of the tokens in front of the grid, a name for each."""
     suffix: tuple[str, ...] = ()
-    """Names of those behind it."""
+    """Names of the tokens behind the grid."""
     trace: Trace | None = None
     """For pieces: where each belongs."""
 
     @property
     def token_count(self) -> int:
-        """Tokens of the grid and beside it."""
+        """How many tokens are on, before and behind the grid."""
         beside = len(self.prefix) + len(self.suffix)
         return self.time * self.height * self.width + beside
 
@@ -83,10 +83,11 @@ class Layout:
     """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible.
     """
     rows: Callable[[np.ndarray, int], np.ndarray] | None = None
-    """Turns an array into [channels, N]; takes the number of channels. None where
-    moving the channel axis to the front does. See `channels_first`."""
+    """Turns an array into [channels, N], as `channels_first` returns it; takes the array
+    and the number of channels. None if it is enough to move the channel axis to the
+    front."""
     channel_axis: int | None = None
-    """None where several axes make channels, or none does."""
+    """None if several axes make channels, or none does."""
     spatial_axes: tuple[int, int] | None = None
     """The axes of height and width; None for tokens and for what is not a map of the
     input."""
@@ -98,14 +99,27 @@ class Layout:
     """Whether the maps are drawn as one row without padding: the numbers of a vector.
     """
     of_pieces: bool = False
-    """Whether the shape alone does not say how to draw it: `--tensor-layout` does not
-    take the name, and `channels_first` gives the values in another order than that of
-    the maps."""
+    """Whether the tensor holds maps cut into pieces. Its shape does not say where each
+    piece belongs: `--tensor-layout` does not take the name, and `channels_first` leaves
+    the values in the order of the pieces."""
 
     def channels_first(self, array: np.ndarray, channels: int) -> np.ndarray:
-        """Turn an array of this layout into [channels, N] without knowing the model,
-        the values of each channel in the order of `to_maps`; tokens beside a grid stay
-        among the others. ValueError or IndexError for an array without values."""
+        """Turn an array of this layout into rows, one for each channel. Unlike `to_maps`,
+        this needs no Arrangement, which only the model tells.
+
+        Args:
+            array: a tensor of this layout, as numpy.
+            channels: how many channels it has.
+
+        Returns:
+            [channels, N]: the values of each channel in the order of its map (but see
+            `of_pieces`). All tokens are among them, also a class token that `to_maps`
+            leaves out.
+
+        Raises:
+            ValueError, IndexError: an axis of the array has length 0, or the array does
+                not have so many channels. Not every such array is found out.
+        """
         if self.rows is not None:
             return self.rows(array, channels)
         assert self.channel_axis is not None
@@ -119,15 +133,16 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _on_grid(channels: Tensor, arrangement: Arrangement) -> Tensor:
-    """Turn tokens [D, T] into maps [D, time, height, width], without the tokens beside
-    the grid."""
+    """Turn tokens [D, T] into maps [D, time, height, width]. The tokens before and behind
+    the grid are left out."""
     end = channels.shape[1] - len(arrangement.suffix)
     tokens = channels[:, len(arrangement.prefix) : end].contiguous()
     return tokens.view(-1, arrangement.time, arrangement.height, arrangement.width)
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
-    """Channels are along the last axis, the second one, or (heads of tokens) both."""
+    """Turn windows into [channels, N]. The channels are along the last axis, the second
+    one, or (heads of tokens) both."""
     if array.shape[-1] == channels:
         return _axis_first(array, -1)
     # [windows, heads, places, D] to [heads, D, places, windows], or without heads
@@ -137,7 +152,7 @@ def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
 def _attention(tensor: Tensor, arrangement: Arrangement) -> Tensor:
     """A map for each head (of each window), with a row for each query, a column for
     each key."""
-    # talking heads (CaiT) mix them by a linear layer, so they stand last
+    # CaiT mixes its heads by a linear layer, so they stand last
     if _has_heads_last(tensor.shape):
         return tensor[0].permute(2, 0, 1).contiguous()[:, None]
     return tensor.reshape(-1, 1, *tensor.shape[-2:])
@@ -161,13 +176,13 @@ def _vector(tensor: Tensor, arrangement: Arrangement) -> Tensor:
 
 
 def channels_of_pieces(shape: Sequence[int], trace: Trace) -> list[int]:
-    """The axes that count channels, in a tensor that holds a map in pieces such as
-    windows: those along which positions do not change, without axes of length 1."""
+    """The channel axes of a tensor that holds a map in pieces, such as windows: the axes
+    longer than 1 along which positions do not change."""
     return [i for i in range(len(shape)) if i not in trace.axes and shape[i] > 1]
 
 
 def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
-    """Put each value of a tensor back to its position in the map; padding is left out.
+    """Move each value of a tensor to its position in the map. Padding is left out.
 
     Two windows of 2 × 2 values a to h, in a map of 2 rows:
 
@@ -176,10 +191,10 @@ def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
 
     Args:
         tensor: pieces of a map, of any shape.
-        trace: with the positions of its values.
+        trace: of this tensor; it must have positions.
 
     Returns:
-        [C, T, H, W].
+        [C, time, H, W].
     """
     assert trace is not None and trace.grid is not None and trace.positions is not None
     channel_axes = channels_of_pieces(tensor.shape, trace)
@@ -360,10 +375,10 @@ def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
     Args:
         text: `14x20`, `14x20+1` with the number of tokens in front of the grid, or
             `14x20+1,10` with that of tokens behind it, too; 9999 at most.
-        layout: that the arrangement will have, one of tokens.
+        layout: name of the arrangement's layout, one that has tokens.
 
     Raises:
-        LayoutError: it is not a grid.
+        LayoutError: the text is not a grid.
     """
     match = _GRID.fullmatch(text)
     if match is None:
@@ -373,25 +388,26 @@ def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
             " at most 9999) in front, or 14x20+1,10 with ten behind",
         )
     height, width, before, behind = (int(number or 0) for number in match.groups())
-    # one cannot tell which of them are the model's own
+    # the text does not say which of them are class tokens
     prefix = (BEFORE,) * before
     return Arrangement(layout, height, width, prefix=prefix, suffix=(BEHIND,) * behind)
 
 
 def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement | None:
-    """Find the grid into which tokens divide the input.
+    """Find the grid into which tokens divide the input. 197 tokens of a square input are
+    one token and a grid of 14 × 14.
 
-    The model's own tokens may stand in front of it: all that the model names, the first
-    few, or none; where it names none, one token may. 197 tokens of a square input are
-    1 and 14 × 14.
+    The model's own tokens may stand in front of the grid: all that `hints` names, the
+    first few of them, or none. If `hints` names none, one unnamed token may stand there.
 
     Args:
-        length: how many tokens there are, those beside the grid included.
+        length: how many tokens there are, on the grid and in front of it.
         hints: on the input's size, its time steps, and the model's own tokens.
-        layout: that the arrangement will have, one of tokens.
+        layout: name of the arrangement's layout, one that has tokens.
 
     Returns:
-        None where there is no such grid.
+        None if no number of tokens in front leaves a grid, or the input's size is not
+        known.
     """
     if hints.input_size is None:
         return None
@@ -411,13 +427,16 @@ def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement 
 
 @cache
 def map_sizes(size: Size) -> tuple[Size, ...]:
-    """Sizes of the maps that strides of whole pixels make of an input, the likelier
-    ones first.
+    """Sizes (height, width) of the maps that an input may become by strides of whole
+    pixels, the likelier ones first.
 
-    With a stride p, H pixels give ceil(H / p) rows where the border is padded, floor(H
-    / p) where it is not, and one less where the kernel is larger than the stride;
-    several strides of 2 may round rows up and columns down. A square input gives square
-    maps only."""
+    A stride p turns H pixels into ceil(H / p) rows if the border is padded, floor(H / p)
+    if it is not, and one row less if the kernel is larger than the stride. Several
+    strides of 2 may round rows up and columns down. A square input has square maps only.
+
+    Args:
+        size: height and width of the input in pixels.
+    """
     sizes: dict[Size, None] = {}
     for stride in STRIDES:
         rows, columns = [

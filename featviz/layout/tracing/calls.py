@@ -1,8 +1,8 @@
 """Calls that a forward pass made, and what tables of positions and of receptive fields
 have in common.
 
-A table lies beside a followed tensor, has its shape, and says something of each of its
-values."""
+A table belongs to a followed tensor. It has the tensor's shape, and holds one number for
+each of the tensor's values."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class FollowedCall:
     """A call of a torch function that has returned."""
 
     name: str
-    """The function's, without the underscore of in-place variants: `relu`, `conv2d`.
+    """Name of the function, without the underscore of in-place variants: `relu`, `conv2d`.
     """
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     tensors: Sequence[Tensor]
-    """The tensors among its arguments, but for nested ones."""
+    """The tensors among the arguments, without nested ones."""
     results: Sequence[Tensor]
-    """The tensors that it returned, but for nested ones."""
+    """The tensors that the function returned, without nested ones."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -40,10 +40,12 @@ class FollowedCall:
         return self.results[0].shape
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """An argument by its index among those given by position, else by its name.
+        """An argument of the call.
 
         Args:
-            default: the argument's value where the call leaves it out.
+            index: its place if it was given by position.
+            name: its name if it was given by keyword.
+            default: its value if the call leaves it out.
         """
         if len(self.args) > index:
             return self.args[index]
@@ -52,12 +54,12 @@ class FollowedCall:
     def argument_along(
         self, axis: int, index: int, name: str, default: Any = None
     ) -> Any:
-        """The number for one axis, of an argument such as `stride`: one number for all
-        spatial axes, or a number for each.
+        """What an argument such as `stride` says for one axis. The argument is one number
+        for all spatial axes, or a number for each.
 
         Args:
-            axis: of [N, C, ...], from 2 on.
-            index, name, default: as of `argument`.
+            axis: one of the spatial axes of [N, C, ...], 2 or more.
+            index, name, default: see `argument`.
         """
         value = self.argument(index, name, default)
         if isinstance(value, (tuple, list)):
@@ -65,15 +67,18 @@ class FollowedCall:
         return value
 
     def repeat(self, function: Callable[..., Any], table: Any) -> Sequence[Tensor]:
-        """The results of a function that takes a table in place of this call's first
-        argument.
+        """Call a function with this call's arguments, but a table in place of the first.
 
         Args:
-            function: of torch, or the like.
-            table: or several, for a function that joins tensors.
+            function: the torch function of this call, or one that does the same to
+                tables.
+            table: one table, or a list of them for a function that joins tensors.
+
+        Returns:
+            The tensors that the function returned.
         """
         kwargs = dict(self.kwargs)
-        # torch names its first argument in one of these ways
+        # the first argument was given by keyword, under one of torch's names for it
         if not self.args:
             for name in ("input", "self", "tensors"):
                 kwargs.pop(name, None)
@@ -86,12 +91,12 @@ class FollowedCall:
         tables: Tables,
         nothing: Tensor,
     ) -> Sequence[Tensor]:
-        """The table of the results of a call that joins tensors.
+        """The tables of the results of a call that joins tensors.
 
         Args:
             function: the one that was called, such as `torch.cat`.
-            tables: of each tensor of the call; None for a tensor without a table.
-            nothing: one value, which fills the table of a tensor without one.
+            tables: one for each tensor of the call; None for a tensor without a table.
+            nothing: one value: a tensor without a table gets a table filled with it.
         """
         filled = []
         for tensor, table in zip(self.tensors, tables, strict=True):
@@ -100,8 +105,9 @@ class FollowedCall:
 
 
 def varies(table: Tensor, axis: int) -> bool:
-    """Whether a table says different things along an axis."""
-    # what is expanded has stride 0; to compare it would take most of the time of a pass
+    """Whether the numbers of a table differ along an axis."""
+    # An expanded axis has stride 0: its numbers are one. To compare them would take most
+    # of the time of a pass.
     if table.shape[axis] < 2 or table.stride(axis) == 0:
         return False
     return not torch.equal(table, table.narrow(axis, 0, 1).expand_as(table))
@@ -112,28 +118,28 @@ def einsum_factors(
 ) -> list[Tensor]:
     """The tables of the factors of torch.einsum, with the axes of its output.
 
-    `bhid,bhjd->bhij` leaves of the first factor its axes b, h and i, of the second b, h
+    In `bhid,bhjd->bhij`, the first table keeps its axes b, h and i, and the second b, h
     and j; d is summed over.
 
     Args:
         call: of torch.einsum; its first argument is the equation.
-        tables: of each factor; None for a factor without.
-        sum_over: takes a table and the axes that are summed over; leaves one value
-            along each.
+        tables: one for each factor; None for a factor without a table.
+        sum_over: takes a table and the axes that are summed over; returns the table with
+            length 1 along these axes.
 
     Returns:
-        The tables that there are. An axis of the output that a factor lacks has one
-        value.
+        A table for each factor that has one. If a factor lacks an axis of the output, the
+        axis has length 1.
     """
     inputs, _, output = call.args[0].replace(" ", "").partition("->")
     factors = []
     for letters, table in zip(inputs.split(","), tables, strict=True):
         if table is None:
             continue
-        # letters that the output lacks are summed over
+        # einsum sums over the letters that the output lacks
         summed = [axis for axis, letter in enumerate(letters) if letter not in output]
         table = sum_over(table, *summed).squeeze(tuple(summed))
-        # in the order of the output, with an axis of length 1 for what it lacks
+        # in the order of the output, with an axis of length 1 for each missing letter
         kept = [letter for letter in letters if letter in output]
         table = table.permute([kept.index(x) for x in output if x in kept])
         axes = [slice(None) if letter in kept else None for letter in output]

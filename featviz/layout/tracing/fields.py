@@ -1,19 +1,19 @@
 """Receptive fields: what each value of a tensor sees of the input, followed through
 functions.
 
-A value sees a box of pixels. The four edges of all boxes stand in four tables of the
-tensor's shape, each written so that the box around two boxes is the smaller number of
-both:
+A value sees a box of pixels. A tensor has four tables of its own shape, one for each
+edge: a table holds that edge of the box of each value. Edges are written so that the
+edge of the box around two boxes is the smaller of their two numbers:
 
              left          right           tops, lefts          first row, first column - FAR
        top    +--------------+             bottoms, rights    - last row,  - last column - FAR
               |   the box    |
     bottom    +--------------+             around(a, b) = minimum(a, b), on each edge
 
-0 stands for a value that sees no pixel (padding, parameters): it is more than all
-others, so that a minimum leaves it out. What moves values does the same to the tables,
-and what mixes values takes the minimum of all that it mixes. What has no rule is not
-guessed.
+0 stands for a value that sees no pixel (padding, parameters): all edges are below 0, so
+that a minimum leaves it out. A function that moves values is applied to the tables, too.
+For a function that mixes values, a table takes the minimum over the mixed values. If a
+function has no rule, nothing is guessed.
 
 These are theoretical fields, as in Araujo, Norris and Sim, "Computing Receptive Fields
 of Convolutional Neural Networks" (distill.pub, 2019), but measured value by value: at
@@ -45,8 +45,8 @@ _FAR = 2.0**20
 
 
 class FieldTables(NamedTuple):
-    """Edges of the boxes that the values of a tensor see, float32 of its shape each, written
-    as the module says."""
+    """The boxes that the values of a tensor see: a table for each edge, float32 of the
+    tensor's shape, written as the module's docstring says."""
 
     tops: Tensor
     lefts: Tensor
@@ -58,11 +58,11 @@ Constant: TypeAlias = tuple[()]
 Fields: TypeAlias = FieldTables | Constant
 """What a tensor sees: CONSTANT if it is made of parameters and constants alone."""
 CONSTANT: Constant = ()
-"""It sees nothing; no tables, so that it is false."""
+"""What a tensor without pixels sees: no tables, so that it is false in an `if`."""
 
 
 def of_image(shape: Sequence[int]) -> FieldTables:
-    """The fields of an image, of which each pixel sees itself.
+    """The fields of an image: each pixel sees itself.
 
     Args:
         shape: [..., H, W].
@@ -92,31 +92,30 @@ class ReceptiveField:
     """What each position of a map [H, W] sees of the input, all channels together."""
 
     edges: Tensor
-    """float32 [4, H, W]: for each position the numbers of `FieldTables`, in its order.
-    """
+    """float32 [4, H, W]: the four tables of `FieldTables`, in their order."""
 
     def box(self, row: int, column: int) -> PixelBox | None:
-        """What the position at this row and column of the map sees; None where it sees
-        only padding."""
+        """The pixels that the position at this row and column of the map sees; None if it
+        sees only padding."""
         return _to_box(self.edges[:, row, column].tolist())
 
     @cached_property
     def largest(self) -> tuple[int, int]:
-        """Height and width in pixels of what a position sees at most."""
+        """The largest height and the largest width of a box, in pixels."""
         tops, lefts, bottoms, rights = self.edges
-        # see `_to_box`; of a position that sees nothing they are far below zero
+        # as in `_to_box`; far below zero for a position that sees nothing
         heights = 1 - 2 * _FAR - bottoms - tops
         widths = 1 - 2 * _FAR - rights - lefts
         return max(0, int(heights.max())), max(0, int(widths.max()))
 
     def lines(self, size: Sequence[int]) -> list[int] | None:
-        """The field as six numbers, `rundir.schema.Capture.receptive_field`.
+        """The field as six numbers, as `rundir.schema.Capture.receptive_field` explains.
 
         Args:
-            size: height and width of the input.
+            size: height and width of the input in pixels.
 
         Returns:
-            None where rows and columns do not step evenly, as of windows.
+            None if rows or columns do not step evenly, as in a model with windows.
         """
         numbers = []
         for axis in (0, 1):
@@ -125,7 +124,7 @@ class ReceptiveField:
             across = 1 - axis
             if varies(begins, across) or varies(ends, across):
                 return None
-            # the first column is that of all, or the first row
+            # all columns (or rows) are alike: the first stands for all
             line = _line(
                 begins.select(across, 0).numpy(),
                 ends.select(across, 0).numpy(),
@@ -138,7 +137,7 @@ class ReceptiveField:
 
 
 def _line(begins: np.ndarray, ends: np.ndarray, size: int) -> list[int] | None:
-    """Three numbers that stand for the fields of a row of units, which step evenly.
+    """Describe the fields of a row of units by three numbers.
 
     Args:
         begins, ends: pixels of each unit's field [begin, end), cut off at the picture's
@@ -146,10 +145,10 @@ def _line(begins: np.ndarray, ends: np.ndarray, size: int) -> list[int] | None:
         size: pixels of the picture along this axis.
 
     Returns:
-        Where the first unit's field would begin and end without the picture's edges,
-        and the step from one unit to the next; None where they do not step evenly.
+        Where the first unit's field would begin and end if the picture had no edges,
+        and the step from one unit to the next. None if the fields do not step evenly.
     """
-    # at an edge of the picture nobody sees how far a field would reach beyond
+    # a field that begins or ends at an edge of the picture may have been cut off there
     seen_begins = np.flatnonzero(begins > 0)
     seen_ends = np.flatnonzero(ends < size)
     if len(seen_begins) > 1:
@@ -157,10 +156,10 @@ def _line(begins: np.ndarray, ends: np.ndarray, size: int) -> list[int] | None:
     elif len(seen_ends) > 1:
         step = ends[seen_ends[1]] - ends[seen_ends[0]]
     else:
-        # of a field that is nearly as large as the picture no two edges are seen
+        # the fields are nearly as large as the picture, and no two edges are inside it
         step = round(size / len(begins))
     moved = step * np.arange(len(begins))
-    # where no edge is seen, any place beyond the picture will do
+    # if no field begins (or ends) inside the picture, any number beyond it will do
     first_begin = (
         (begins - moved)[seen_begins[0]] if len(seen_begins) else -moved[-1] - step
     )
@@ -173,7 +172,8 @@ def _line(begins: np.ndarray, ends: np.ndarray, size: int) -> list[int] | None:
 
 
 def _to_box(edges: Sequence[float]) -> PixelBox | None:
-    """The box of four edges, top, left, bottom and right as `FieldTables` has them."""
+    """The box of four edges, top, left, bottom and right as `FieldTables` has them; None
+    if it has no pixel."""
     if min(edges) == 0:
         return None
     # exact, since float32 counts whole numbers to 2 ** 24
@@ -184,65 +184,69 @@ def _to_box(edges: Sequence[float]) -> PixelBox | None:
 # What functions do to receptive fields.
 
 FieldRule: TypeAlias = Callable[[FollowedCall, Sequence[Fields]], Sequence[Fields]]
-"""Takes a call and what its tensors see. Returns what its results see."""
+"""Takes a call and the fields of its tensors. Returns the fields of its results."""
 
 EdgeRule: TypeAlias = Callable[[FollowedCall, Tables], Sequence[Tensor]]
-"""The same for one of the four edges: takes the table of each tensor, None for one that
-sees nothing; returns the table of each result."""
+"""A rule for one of the four edges. Takes a call and the edge's table for each of its
+tensors, None for a tensor that sees no pixel. Returns the edge's table for each result."""
 
 
 def apply_rule(
     rule: FieldRule | None, call: FollowedCall, seen: Sequence[Fields | None]
 ) -> list[Fields | None]:
-    """What each result of a call sees; None where nobody knows, since the function has no
-    rule, the rule does not understand the call, or nobody knows what a tensor sees.
+    """The fields of each result of a call.
 
     Args:
-        rule: of the function; None for one in no table.
-        seen: what each of the call's tensors sees; None where nobody knows.
+        rule: the function's rule; None if it has none.
+        seen: the fields of each of the call's tensors; None for unknown ones.
+
+    Returns:
+        None for a result whose fields are unknown: those of a tensor are, the function
+        has no rule, or the rule does not understand the call.
     """
-    result_tables: list[Fields | None] = [None] * len(call.results)
+    result_fields: list[Fields | None] = [None] * len(call.results)
     arguments = [fields for fields in seen if fields is not None]
     is_known = len(arguments) == len(seen)
-    # of constants every function makes a constant, also one without a rule
+    # from constants every function makes a constant, even one without a rule
     if rule is see_nothing or (is_known and not any(arguments)):
         return [CONSTANT] * len(call.results)
     if rule is None or not is_known:
-        return result_tables
+        return result_fields
     try:
-        fields = rule(call, arguments)
+        made = rule(call, arguments)
     except MISFITS:
-        return result_tables
-    # a rule may return fewer than there are results
-    for index, (result, tables) in enumerate(zip(call.results, fields, strict=False)):
-        if all(table.shape == result.shape for table in tables):
-            result_tables[index] = tables
-    return result_tables
+        return result_fields
+    # a rule may return fewer fields than there are results
+    for index, (result, fields) in enumerate(zip(call.results, made, strict=False)):
+        if all(table.shape == result.shape for table in fields):
+            result_fields[index] = fields
+    return result_fields
 
 
 def see_nothing(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
-    """The rule of functions that take a tensor for its shape or type alone."""
+    """The rule of functions that use only a tensor's shape or type, not its values."""
     return [CONSTANT] * len(call.results)
 
 
 def _on_each_edge(rule: EdgeRule) -> FieldRule:
-    """A rule for receptive fields from a rule for one table, which is asked for each of
-    the four edges; of a tensor that is CONSTANT it gets None."""
+    """A rule for receptive fields, from a rule for one edge, which is called for each of
+    the four edges."""
 
-    def fields(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
+    def field_rule(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
+        """Call `rule` for each edge. A CONSTANT tensor has None as its table."""
         edges = []
         for edge in range(4):
             edges.append(
-                rule(call, [tables[edge] if tables else None for tables in seen])
+                rule(call, [fields[edge] if fields else None for fields in seen])
             )
         return [FieldTables._make(tables) for tables in zip(*edges, strict=True)]
 
-    return fields
+    return field_rule
 
 
 def _only(tables: Tables) -> Tensor:
-    """The table of the first tensor; ValueError where it sees nothing, or another tensor
-    sees something, too."""
+    """The table of the first tensor. ValueError if this tensor sees no pixel, or another
+    tensor sees some, too."""
     seen = [table for table in tables if table is not None]
     if len(seen) > 1 or tables[0] is None:
         raise ValueError("its first tensor alone must see something")
@@ -250,12 +254,16 @@ def _only(tables: Tables) -> Tensor:
 
 
 def _around(tables: Iterable[Tensor | None]) -> Tensor:
-    """The boxes around those of several tables, whose shapes are broadcast; None is left
-    out."""
+    """One edge of the boxes around the boxes of several tensors.
+
+    Args:
+        tables: that edge's table of each tensor; their shapes are broadcast. None is
+            left out, but not all may be None.
+    """
     seen = [table for table in tables if table is not None]
     # not torch.broadcast_shapes, which imports sympy: a second of the first picture
     shape = np.broadcast_shapes(*[table.shape for table in seen])
-    # what is expanded stays so: channels, which all see the same, cost no time
+    # expanded axes stay expanded: channels, which all see the same, then cost no time
     slim = []
     for table in seen:
         for axis, stride in enumerate(table.stride()):
@@ -266,8 +274,8 @@ def _around(tables: Iterable[Tensor | None]) -> Tensor:
 
 
 def _slim(table: Tensor) -> Tensor:
-    """A table in less memory: along axes where nothing changes it is expanded."""
-    # where an axis is expanded already, it is slim enough: to compare takes time
+    """A table in less memory: axes along which no number changes become expanded ones."""
+    # a table with an expanded axis is small enough already, and comparing takes time
     if 0 not in table.stride():
         for axis in range(table.ndim):
             if not varies(table, axis):
@@ -276,10 +284,15 @@ def _slim(table: Tensor) -> Tensor:
 
 
 def _mix(table: Tensor, *axes: int) -> Tensor:
-    """The boxes around all values along these axes, each of which has length 1 then."""
+    """One edge of the boxes around the boxes of all values along some axes.
+
+    Args:
+        table: that edge's table.
+        axes: axes of the table; in the result they have length 1.
+    """
     for axis in axes:
         if table.stride(axis) == 0 and table.shape[axis] > 0:
-            table = table.narrow(axis, 0, 1)  # expanded: all are the same
+            table = table.narrow(axis, 0, 1)  # expanded: all numbers are the same
         else:
             table = table.amin(axis, keepdim=True)
     return table
@@ -305,14 +318,16 @@ def join_fields(function: Callable[..., Any]) -> FieldRule:
 
 
 def mix_fields(axes_of: Callable[[FollowedCall, Tensor], Iterable[int]]) -> FieldRule:
-    """A rule for a function of one tensor that mixes values along some axes and keeps
-    the shape, or makes another size of the last axis.
+    """A rule for a function of one tensor that mixes values along some axes. The shape
+    stays, except that the last axis may get another length.
 
     Args:
-        axes_of: takes a call and a table of its tensor; returns the axes.
+        axes_of: takes a call and a table of its tensor; returns the axes along which the
+            function mixes values.
     """
 
     def mix(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
+        """The same table for each result of the call."""
         table = _only(tables)
         return [_mix(table, *axes_of(call, table)).expand(call.shape)] * len(
             call.results
@@ -323,7 +338,8 @@ def mix_fields(axes_of: Callable[[FollowedCall, Tensor], Iterable[int]]) -> Fiel
 
 @_on_each_edge
 def unite(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
-    """The rule of functions whose result at a position comes from that position alone."""
+    """The rule of functions whose result at a position comes only from the values at that
+    position."""
     return [_around(tables).expand(call.shape)]
 
 
@@ -356,12 +372,12 @@ def halve(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
 def multiply_fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
     """The rule of products: rows of the first matrix with columns of the second."""
     first, second = tables
-    boxes = []
+    mixed = []
     if first is not None:
-        boxes.append(_mix(first, -1))
+        mixed.append(_mix(first, -1))
     if second is not None:
-        boxes.append(_mix(second, -2))
-    return [_around(boxes).expand(call.shape)]
+        mixed.append(_mix(second, -2))
+    return [_around(mixed).expand(call.shape)]
 
 
 @_on_each_edge
@@ -377,42 +393,44 @@ def attend(token_axis: int) -> FieldRule:
         token_axis: the axis of keys and values that counts tokens.
     """
 
-    def fields(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
+    def attend_edge(call: FollowedCall, tables: Tables) -> Sequence[Tensor]:
+        """The edge's table of the result. The first three tables are those of queries,
+        keys and values; a mask may follow, which shows no pixels."""
         query, *keys_and_values = tables[:3]
-        boxes = [] if query is None else [_mix(query, -1)]
+        mixed = [] if query is None else [_mix(query, -1)]
         for table in keys_and_values:
             if table is not None:
-                boxes.append(_mix(table, token_axis, -1))
-        return [_around(boxes).expand(call.shape)]
+                mixed.append(_mix(table, token_axis, -1))
+        return [_around(mixed).expand(call.shape)]
 
-    return _on_each_edge(fields)
+    return _on_each_edge(attend_edge)
 
 
 def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
-    """The rule of convolutions, poolings and resizing. Along each axis, the function
-    itself says of each position of the result which positions it takes: it is called on
-    as many rows of numbers as the argument has positions, each of which is 1 at one
-    position and 0 elsewhere.
+    """The rule of convolutions, poolings and resizing. Which positions of the argument
+    does a position of the result take? Along each axis, the function itself tells: it
+    is called on rows of numbers that are 1 at one position and 0 elsewhere, one row for
+    each position of the argument.
 
         kernel 3, stride 2 on 5 positions    takes     0 1 2          position 0 of the result
                                                            2 3 4      position 1
 
     Each of the four tables is then gathered at these positions, one axis after the
-    other, and its minimum over them is an edge of the box around what they see.
+    other. The minimum over them is an edge of the box around all that they see.
 
     Args:
-        call: of tensors [N, C, ...].
-        seen: the receptive fields of the call's tensors, in order; only the first one
-            slides.
+        call: a call with tensors [N, C, ...].
+        seen: the receptive fields of the call's tensors, in order; only those of the
+            first tensor count.
 
     Raises:
-        ValueError: the first tensor sees nothing; `apply_rule` then knows nothing of
-            the result.
+        ValueError: the first tensor sees no pixel. `apply_rule` then returns None, for
+            unknown.
     """
     tables: Sequence[Tensor] = seen[0]
     if not tables:
         raise ValueError("its first tensor must see something")
-    if "conv" in call.name:  # of groups, too: their channels see the same pixels
+    if "conv" in call.name:  # grouped ones, too: all channels see the same pixels
         tables = [_mix(table, 1) for table in tables]
     for axis in range(2, len(call.shape)):
         index = _taken(call, axis, tables[0].shape[axis])
@@ -422,13 +440,16 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
 
 
 def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
-    """Which positions of the argument each position of the result takes along an axis:
-    int64 [positions of the result, the most that one takes], filled up with `size`.
+    """The positions of the argument that each position of the result takes along an axis.
 
     Args:
-        size: of the argument along the axis.
+        size: positions of the argument along the axis.
+
+    Returns:
+        int64 [positions of the result, n]; n is the largest number of positions that one
+        takes. Rows with fewer are filled up with `size`.
     """
-    # bilinear weights next to zero are rounding
+    # a bilinear weight next to zero is a rounding error
     takes = _responses(call, axis, size)[:, 0].T.abs() > 1e-6
     width = int(takes.sum(1).max())
     # the positions that are taken first
@@ -437,12 +458,13 @@ def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
 
 
 def _gathered(table: Tensor, axis: int, index: Tensor) -> Tensor:
-    """The boxes around the values that are taken along an axis.
+    """One edge of the boxes around the values that are taken along an axis.
 
     Args:
-        index: [positions of the result, n], as from `_taken`.
+        table: that edge's table of the argument.
+        index: what `_taken` returns for the axis.
     """
-    # behind the last value one that sees nothing, for positions that take fewer
+    # one more value, which sees no pixel, for the index `size`
     padding = [0, 0] * (table.ndim - 1 - axis) + [0, 1]
     padded = functional.pad(table, padding)
     rows = padded.index_select(axis, index.flatten())
@@ -451,23 +473,24 @@ def _gathered(table: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def _responses(call: FollowedCall, axis: int, size: int) -> Tensor:
-    """Which positions along an axis take each position of the argument: what a function
-    makes of impulses, rows that are 1 at one position and 0 at all others.
+    """What a function makes of impulses: rows along one axis that are 1 at one position
+    and 0 at all others.
 
     Args:
-        axis: of [N, C, ...], from 2 on.
-        size: of the argument along the axis.
+        axis: one of the spatial axes of [N, C, ...], 2 or more.
+        size: positions of the argument along the axis.
 
     Returns:
-        float32 [size, 1, positions of the result]; not 0 where a position of the result
-        takes the position of the impulse.
+        float32 [size, 1, positions of the result]: a row for each impulse. It is not 0
+        at the positions of the result that take the impulse's position.
     """
     # the rows of a unit matrix
     impulses = torch.eye(size)[:, None]
     # conv2d and conv3d take the same arguments
     name = call.name.rstrip("d123")
     if name == "interpolate":
-        # The other axes have one position each, of which it may make several alike.
+        # The other axes have one position each, from which `interpolate` may make
+        # several equal ones: the first is kept.
         lengths = [1] * (len(call.shape) - 2)
         lengths[axis - 2] = size
         rows = impulses.reshape(size, 1, *lengths)
@@ -483,8 +506,8 @@ def _responses(call: FollowedCall, axis: int, size: int) -> Tensor:
 
 
 def _convolved(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
-    """What a convolution along one axis makes of impulses [size, 1, size]. Its weights
-    are taken as 1, since a weight of 0 would hide what is taken."""
+    """What a convolution along one axis makes of impulses [size, 1, size]. All weights
+    count as 1, since a weight of 0 would hide a position that is taken."""
     kernel = torch.ones(1, 1, call.argument(1, "weight").shape[axis])
     stride = call.argument_along(axis, 3, "stride", 1)
     padding = call.argument_along(axis, 4, "padding", 0)
@@ -502,7 +525,7 @@ def _convolved(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
 
 
 def _pooled(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
-    """What an average or a maximum over windows along one axis makes of impulses
+    """What a pooling (average or maximum) along one axis makes of impulses
     [size, 1, size]."""
     kernel_size = call.argument_along(axis, 1, "kernel_size")
     stride = call.argument_along(axis, 2, "stride") or kernel_size

@@ -1,5 +1,5 @@
-"""What is known of torch functions: where their results lie in the image, what these
-see of it, and whether they are the weights of an attention. A function is added as one
+"""What is known of torch functions: where in the image their results lie, which pixels
+the results see, and whether they are the weights of an attention. Each function is one
 entry of `FUNCTIONS`."""
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from featviz.layout.tracing.calls import FollowedCall
 
 @dataclass(frozen=True)
 class FollowedFunction:
-    """What is known of one function; the defaults are those of a function in no table."""
+    """What is known of one function. A function that is not in FUNCTIONS has the defaults."""
 
     position_rule: positions.PositionRule = positions.keep_positions
     field_rule: fields.FieldRule | None = None
-    """None where it is not known what the results see."""
+    """None if it is unknown which pixels the results see."""
     weights: Literal["kept", "lost", "softmax", "second"] = "kept"
-    """What it does to the weights of an attention. `kept`: its result is weights where
-    its first tensor is. `lost`: it makes other values of them. `softmax`: it makes
-    weights. `second`: it is a whole attention, whose second result they are."""
+    """What the function does to the weights of an attention. `kept`: if its first tensor
+    is weights, the result is, too. `lost`: the result never is. `softmax`: the function
+    makes weights. `second`: the function is a whole attention, and its second result is
+    the weights."""
 
     def are_weights(
         self, call: FollowedCall, is_weights: bool, in_attention: bool
@@ -34,13 +35,13 @@ class FollowedFunction:
         """Tell for each result of a call whether it is the weights of an attention.
 
         Args:
-            is_weights: whether the call's first tensor is.
-            in_attention: whether the call is inside an attention.
+            is_weights: whether the call's first tensor is such weights.
+            in_attention: whether the call is made inside an attention module.
         """
         if self.weights == "second":
             return [index == 1 for index in range(len(call.results))]
         if self.weights == "softmax":
-            # over the keys, which stand last: else it is a softmax of something else
+            # Weights come from a softmax over the keys, which are the last axis.
             axis = call.argument(1, "dim")
             return [
                 in_attention and axis in (-1, result.ndim - 1)
@@ -48,33 +49,33 @@ class FollowedFunction:
             ]
         if not is_weights or self.weights == "lost":
             return [False] * len(call.results)
-        # weights stay weights where there are as many values
+        # a result with another number of values is not these weights any more
         count = call.tensors[0].numel()
         return [result.numel() == count for result in call.results]
 
 
 def _move(function: Callable[..., Any]) -> FollowedFunction:
-    """A function that moves values, and does the same to tables."""
+    """The entry of a function that moves values: it is applied to the tables, too."""
     return FollowedFunction(
         positions.move_positions(function), fields.move_fields(function)
     )
 
 
 def _join(function: Callable[..., Any]) -> FollowedFunction:
-    """A function that joins tensors, and does the same to their tables."""
+    """The entry of a function that joins tensors: it is applied to their tables, too."""
     return FollowedFunction(
         positions.join_positions(function), fields.join_fields(function)
     )
 
 
 def _each(names: str, function: FollowedFunction) -> dict[str, FollowedFunction]:
-    """One entry for several names, with spaces between them."""
+    """The same entry for several names, which are separated by spaces."""
     return dict.fromkeys(names.split(), function)
 
 
 def _item(table: Tensor, index: Any) -> Tensor:
     """`table[index]`, with an index of any kind that a tensor takes."""
-    # tables are on the CPU, an index of the model's may lie elsewhere
+    # tables are on the CPU, the model's indices may be on another device
     if isinstance(index, Tensor):
         index = index.cpu()
     elif isinstance(index, tuple):
@@ -83,14 +84,14 @@ def _item(table: Tensor, index: Any) -> Tensor:
 
 
 def _pad(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    """Pad a table with 0 in place of `value`: what is padded lies nowhere, and sees
-    nothing."""
+    """Pad a table with 0, whatever `value` says: padding lies nowhere in the image, and
+    sees no pixel."""
     return functional.pad(table, pad, mode)
 
 
 def _unfold(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Do what either function of this name does: the method of a tensor, which takes
-    axis, size and step, or `functional.unfold`."""
+    """Two functions of torch have this name: the method of a tensor, which takes axis,
+    size and step, and `functional.unfold`. Call the one that the arguments fit."""
     is_method = len(args) == 3 and all(isinstance(number, int) for number in args)
     if is_method or "dimension" in kwargs:
         return table.unfold(*args, **kwargs)

@@ -1,5 +1,5 @@
-"""Decide which layout a tensor has: as the user says, else by where it lies in the
-image, else by its shape and what is known of its layer.
+"""Decide which layout a tensor has: as the user says, else by its trace (where in the
+image its values lie), else by its shape and what is known of its layer.
 
     [1, 197, 768]     197 = 1 + 14 × 14 and the input is square: a class token and a grid of tokens
     [1, 100, 256]     a grid of 10 × 10, by its shape; but where nothing was traced to it from the
@@ -35,10 +35,10 @@ from featviz.records import Hints, Trace
 from featviz.text import quoted
 
 _FEW_TOKENS = 16
-"""The least number of channels-first tokens: boxes [1, N, 4] are not tokens."""
+"""How many tokens [1, D, T] has at least: boxes [1, N, 4] are not tokens."""
 _MANY_TOKENS = 36
-"""A map may be high and narrow for other reasons than that its rows are tokens; above
-so many rows that make a grid, outside attention, they are taken for tokens."""
+"""How many rows a high and narrow map has at least that is taken for tokens outside an
+attention; maps of fewer rows may be high and narrow for other reasons."""
 
 
 class Decision(NamedTuple):
@@ -46,29 +46,29 @@ class Decision(NamedTuple):
 
     arrangement: Arrangement
     reason: str
-    """Why it has it, as the end of a sentence that begins with the layout's name."""
+    """Why the tensor has it: the end of a sentence that begins with the layout's name."""
 
 
 class ShapeMaps(NamedTuple):
-    """The maps that a tensor of a shape makes."""
+    """The layout of a tensor's maps, and their size in values."""
 
     layout: str
     height: int
-    """In values, as the width."""
     width: int
 
 
 def recognise(shape: Sequence[int], hints: Hints) -> Arrangement:
-    """The layout of a shape; see `decide`. LayoutError where none fits."""
+    """The arrangement of a tensor, without the reason; see `decide`."""
     return decide(shape, hints).arrangement
 
 
 def decide(shape: Sequence[int], hints: Hints) -> Decision:
-    """The layout of a shape, and why.
+    """The arrangement of a tensor, and why it has it.
 
     Args:
-        shape: of the tensor, of one image.
-        hints: on its layer; with a trace where the image was followed to the tensor.
+        shape: shape of the tensor, of one image.
+        hints: what is known of its layer; with a trace if the image was followed to the
+            tensor.
 
     Raises:
         LayoutError: no layout fits.
@@ -93,8 +93,8 @@ def decide(shape: Sequence[int], hints: Hints) -> Decision:
 
 
 def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
-    """Layout, height and width of a shape's maps; None where they are not maps of the
-    input."""
+    """The layout and the size of a tensor's maps; None if they are not maps of the input,
+    or no layout fits the shape."""
     with suppress(LayoutError):
         arrangement = recognise(shape, hints)
         axes = LAYOUTS[arrangement.layout].spatial_axes
@@ -106,8 +106,8 @@ def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
 
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
-    """The axis of a shape that counts channels, which may be negative (-1 for tokens);
-    None where no axis does, several do, or no layout fits the shape."""
+    """The axis of a tensor that counts channels; it may be negative (-1 for tokens). None
+    if no axis or several axes count channels, or no layout fits the shape."""
     with suppress(LayoutError):
         arrangement = recognise(shape, hints)
         if arrangement.trace is None:
@@ -133,8 +133,8 @@ def parse_override(text: str) -> Override:
     """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`.
 
     Raises:
-        UsageError: there is no such layout or grid, or a selector takes an index: it
-            must match a layer without knowing the others.
+        UsageError: there is no such layout or grid; or a selector has an index, such as
+            `Conv2d#0`, which counts among all layers: here, each layer is matched alone.
     """
     selector_text, equals, layout_text = text.rpartition("=")
     try:
@@ -156,8 +156,8 @@ def parse_override(text: str) -> Override:
 
 
 def _check_layout(text: str) -> None:
-    """Raise LayoutError for a text that is none of CHOICES, or has a grid that is none or
-    that its layout does not take."""
+    """Raise LayoutError unless a text is the name of one of CHOICES, for tokens with or
+    without a grid, such as `tokens:14x20`."""
     name, colon, grid = text.partition(":")
     layout = LAYOUTS.get(name)
     if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
@@ -171,8 +171,11 @@ def _check_layout(text: str) -> None:
 
 
 def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
-    """The arrangement of a shape in the layout that the user named; LayoutError where
-    it does not fit."""
+    """The arrangement of a tensor in the layout that the user named (`hints.override`).
+
+    Raises:
+        LayoutError: the shape does not fit this layout, or its tokens make no grid.
+    """
     name, _, grid = str(hints.override).partition(":")
     layout = LAYOUTS[name]
     has_many = len(shape) > 1 and shape[0] != 1
@@ -197,7 +200,7 @@ def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
 
 
 def _by_shape(shape: Sequence[int], hints: Hints) -> Decision | None:
-    """What a shape says; None where it fits no layout."""
+    """What the shape says, without the trace; None if it fits no layout."""
     axes = len(shape)
     if axes in (1, 2):
         return Decision(Arrangement("vector"), "it has one or two axes")
@@ -218,8 +221,9 @@ def _by_shape(shape: Sequence[int], hints: Hints) -> Decision | None:
 
 
 def _of_three_axes(shape: Sequence[int], hints: Hints) -> Decision | None:
-    """What three axes are: tokens [1, T, D] or [1, D, T], or attention weights [1, T, T]
-    that were averaged over heads; None for tokens that make no grid."""
+    """What a tensor of three axes is: tokens [1, T, D] or [1, D, T], a vector, or attention
+    weights [1, T, T] that were averaged over heads. None if it can only be tokens, and
+    these make no grid."""
     if shape[1] in (1, len(hints.prefix_tokens)):
         return Decision(
             Arrangement("vector"), "it has one row, or one for each token of the model"
@@ -234,16 +238,16 @@ def _of_three_axes(shape: Sequence[int], hints: Hints) -> Decision | None:
 
 
 def _of_four_axes(shape: Sequence[int], hints: Hints) -> Decision:
-    """What four axes are: maps [1, C, H, W] or [1, H, W, C], heads of tokens
+    """What a tensor of four axes is: maps [1, C, H, W] or [1, H, W, C], heads of tokens
     [1, heads, T, D] or [1, T, heads, D], attention weights [1, heads, T, T] or
     [1, T, T, heads], or a batch [N, C, H, W]."""
-    # windows are told from a batch by the trace
+    # it may hold windows, too, which `_by_trace` finds
     if shape[0] != 1:
         return Decision(Arrangement("batch"), "its first axis counts items")
     if hints.channels is not None:
         name = "nchw" if hints.channels == "first" else "nhwc"
         return Decision(Arrangement(name), f"its layer has channels {hints.channels}")
-    # a linear layer of as many features as tokens makes no weights
+    # a linear layer with as many features as tokens looks like weights, but is not
     if not hints.features_last and _pairs_tokens(shape[2:], hints):
         reason = "the last two axes count tokens, in an attention"
         return Decision(Arrangement("attention"), reason)
@@ -261,14 +265,14 @@ def _of_four_axes(shape: Sequence[int], hints: Hints) -> Decision:
 
 
 def _pairs_tokens(sizes: Sequence[int], hints: Hints) -> bool:
-    """Whether two axes of these lengths are those of an attention's weights, tokens by
-    tokens."""
+    """Whether two axes of these lengths may be the token axes of attention weights: inside
+    an attention, they are equal, and so many tokens make a grid."""
     is_square = sizes[0] == sizes[1] > 1
     return hints.in_attention and is_square and find_grid(sizes[0], hints) is not None
 
 
 def _has_proportions(sizes: Sequence[int], hints: Hints) -> bool:
-    """Whether a height and width have the input's proportions, give or take a column."""
+    """Whether a height and width have the input's proportions, within one column."""
     if hints.input_size is None:
         return False
     height, width = hints.input_size
@@ -276,8 +280,9 @@ def _has_proportions(sizes: Sequence[int], hints: Hints) -> bool:
 
 
 def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
-    """Whether a height and width are no map's but those of many tokens below one
-    another: at least twice as high, for the width, as the input is."""
+    """Whether a height and width are those of tokens and features rather than of a map:
+    there are many rows, and the proportion of height to width is at least twice the
+    input's."""
     if hints.input_size is None or sizes[0] < _MANY_TOKENS or sizes[1] == 1:
         return False
     height, width = hints.input_size
@@ -285,11 +290,11 @@ def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
 
 
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Decision | None:
-    """The first layout of tokens whose token axis can make a grid; but the one that makes
-    the grid of the patches, where their size is known.
+    """The first of several layouts whose token axis can make a grid. A layout that makes
+    exactly the grid of the model's patches is preferred.
 
     Args:
-        names: of layouts of tokens, the likelier first.
+        names: names of layouts of tokens, the likelier first.
     """
     patch_grid = None
     if hints.input_size is not None and hints.patch_size is not None:
@@ -302,7 +307,7 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Decision | None:
             arrangements.append(tokens)
     if not arrangements:
         return None
-    # 196 tokens of 64 numbers make grids along both axes, [14, 14] and [8, 8]
+    # in [196, 64], both axes can make a grid, 14 × 14 and 8 × 8
     tokens = min(arrangements, key=lambda grid: (grid.height, grid.width) != patch_grid)
     size = f"{tokens.height} × {tokens.width}"
     return Decision(tokens, f"its tokens make a grid of {size} of the input")
@@ -314,18 +319,18 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Decision | None:
 def _by_trace(
     shape: Sequence[int], hints: Hints, trace: Trace, by_shape: Decision | None
 ) -> Decision | None:
-    """What is decided of a tensor that was followed.
+    """Decide on a tensor that was followed.
 
-    The trace proves where values lie, so it goes first where a shape proves little: of
-    tokens, of weights, of batches. A map whose rows and columns the shape shows is left
-    to the shape, unless the trace says that they are other ones.
+    The trace proves where values lie, so it decides when the shape proves little: on
+    tokens, attention weights and batches. On a map whose rows and columns the shape shows,
+    the shape decides, unless the trace shows that the rows and columns are other axes.
 
     Args:
-        trace: of the tensor; empty where it lies nowhere in the image.
-        by_shape: what its shape says; None where it fits no layout.
+        trace: the tensor's trace; empty if it lies nowhere in the image.
+        by_shape: what the shape says; None if it fits no layout.
     """
     layout = "" if by_shape is None else by_shape.arrangement.layout
-    # the model's modules say that so many tokens are mixed
+    # the model's modules tell how many tokens there are
     if hints.token_count and layout in ("tokens", "ncl", "heads"):
         return by_shape
     if _are_weights(shape, trace):
@@ -344,14 +349,14 @@ def _by_trace(
 def _in_image(
     shape: Sequence[int], hints: Hints, trace: Trace, layout: str
 ) -> Decision | None:
-    """What the positions of a tensor's values say; None where they make no map.
+    """What the positions of a tensor's values say; None if they make no map.
 
     Args:
-        layout: what the shape alone says.
+        layout: name of the layout that the shape alone says.
     """
     on_grid = _row_by_row(shape, hints, trace)
-    # A square map with as many rows as there are tokens only looks like their weights;
-    # positions along one axis are those of the weights' queries.
+    # If the shape says attention weights, and positions change along one axis, they are
+    # those of the queries. A square map, which looks alike, has positions along two.
     are_weights = layout == "attention" and len(shape) == 4 and len(trace.axes) == 1
     if on_grid is None or are_weights:
         return _in_pieces(shape, hints, trace)
@@ -360,7 +365,7 @@ def _in_image(
 
 def _are_weights(shape: Sequence[int], trace: Trace) -> bool:
     """Whether a tensor is the weights of an attention, whose last two axes pair queries
-    with keys. Where the values along both go through the image, a map was multiplied by
+    with keys. If positions change along both axes, it is a map that was multiplied by
     weights."""
     last_axes = {len(shape) - 2, len(shape) - 1}
     has_pairs = min(shape[-2:]) > 1 and not last_axes <= {*trace.axes}
@@ -368,20 +373,23 @@ def _are_weights(shape: Sequence[int], trace: Trace) -> bool:
 
 
 def _is_shown(layout: str, hints: Hints) -> bool:
-    """Whether a shape alone shows this layout, since no tokens, weights or batches have
-    such a shape. Five axes are a clip where the input is one."""
+    """Whether the shape alone is enough to recognise a layout. Five axes are enough only
+    if the input is a clip.
+
+    Args:
+        layout: name of the layout that the shape says; empty for none.
+    """
     if layout in ("ncthw", "nthwc"):
         return hints.time_steps is not None
     return layout in ("nchw", "nhwc", "vector")
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
-    """Whether the axes that a layout takes for rows and columns are not those of the map:
-    MobileViTV2 carries [1, C, 4, N], the offset in a patch by the patch. False where
-    the trace does not tell.
+    """Whether the trace shows that a layout takes the wrong axes for rows and columns:
+    MobileViTV2 has tensors [1, C, 4, N] with N patches of 4 pixels.
 
     Args:
-        layout: the layout that the shape alone says.
+        layout: name of the layout that the shape alone says.
     """
     axes = LAYOUTS[layout].spatial_axes
     if axes is None or trace.positions is None or trace.grid is None:
@@ -393,7 +401,8 @@ def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) ->
         return False  # scores of queries and keys
     if trace.axes != tuple(axis for axis in axes if shape[axis] > 1):
         return True
-    # all values of a row of a map lie in one row of the image, and so do columns
+    # the values in a row of a map lie in one row of the image, those in a column in one
+    # column
     rows, columns = divmod(trace.positions.reshape(sizes), trace.grid[2])
     return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
 
@@ -407,13 +416,13 @@ _BY_AXES = {
     (4, (1, 2)): "nhwc",
     (4, (2, 3)): "nchw",
 }
-"""The layout of one image's tensor whose positions go row by row, by how many axes it
-has and along which of them the positions change."""
+"""The layout of one image's tensor whose positions go row by row. The keys say how many
+axes the tensor has, and along which of them the positions change."""
 
 
 def _row_by_row(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | None:
-    """Tokens and maps of one image whose positions go row by row, between the model's
-    own tokens; None for others:
+    """Decide on tokens and maps of one image whose positions go row by row; the model's
+    own tokens may stand before and behind the grid. None for other tensors.
 
     [-1, 0, 1, 2, 3, -1]    a class token, a grid of 2 × 2, a token behind it
     """
@@ -423,7 +432,7 @@ def _row_by_row(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | 
     (in_grid,) = (trace.positions >= 0).nonzero()
     before = int(in_grid[0])
     end = int(in_grid[-1]) + 1
-    # a token amid the grid has -1, less than the position before it
+    # rising positions also prove that no other token, -1, stands inside the grid
     on_grid = trace.positions[before:end]
     if (on_grid[1:] <= on_grid[:-1]).any():
         return None
@@ -433,15 +442,15 @@ def _row_by_row(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | 
         is_whole = time == 1 and len(on_grid) == len(trace.positions)
         return Decision(Arrangement(name), reason) if is_whole else None
     names = hints.prefix_tokens[:before]
-    # others stand in front of the model's own
+    # unnamed tokens stand in front of the model's own
     prefix = (BEFORE,) * (before - len(names)) + names
     suffix = (BEHIND,) * (len(trace.positions) - end)
     return Decision(Arrangement(name, height, width, time, prefix, suffix), reason)
 
 
 def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | None:
-    """Pieces of a map in whatever order, with channels along one axis, heads along
-    another; the model's own tokens may stand in front of each piece; None for others:
+    """Decide on pieces of a map, such as windows, in any order; the model's own tokens may
+    stand in front of each piece. None for other tensors.
 
     [-1, 0, 1, 4, 5]
     [-1, 2, 3, 6, 7]        two windows of 2 × 2 in a grid of 2 × 4, a class token before each
@@ -454,7 +463,7 @@ def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | N
         return None  # a clip, or whole frames
     if not _has_channels(shape, trace):
         return None
-    # the model's own tokens lie nowhere in all pieces, padding in a few
+    # the model's own tokens are -1 in each piece, padding only in some
     pieces = trace.positions.reshape(-1, shape[trace.axes[-1]])
     lies_nowhere = pieces.max(0) < 0
     prefix = hints.prefix_tokens
@@ -467,14 +476,14 @@ def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Decision | N
 
 
 def _has_channels(shape: Sequence[int], trace: Trace) -> bool:
-    """Whether a tensor that holds a map in pieces, such as windows, has its channels where
-    a model has them: along axis 1, along the last axis, or as heads [N, heads, T, D].
-    Attention weights in windows [N, heads, T, T] have none."""
+    """Whether a tensor that holds a map in pieces, such as windows, has channels on the
+    usual axes: axis 1, the last axis, or both for heads [N, heads, T, D]. Attention
+    weights in windows [N, heads, T, T] have none."""
     axes = channels_of_pieces(shape, trace)
     last = len(shape) - 1
     if not axes:
         return len(trace.axes) > 1  # pieces of one channel
     if axes == [1, 3] and last == 3:
-        # [N, heads, T, D], but [N, heads, T, T] are the weights of windows
+        # [N, heads, T, D], not weights [N, heads, T, T]
         return shape[2] != shape[3]
     return axes in ([1], [last])

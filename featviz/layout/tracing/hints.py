@@ -1,9 +1,9 @@
-"""Hints at the layout of each layer's tensors: read from the model's modules,
-overridden by `--tensor-layout`, with what was followed in a forward pass.
+"""Hints at the layout of each layer's tensors: they are read from the model's modules,
+overridden by `--tensor-layout`, and completed by traces from a forward pass.
 
-Only the model knows whether the first token stands for a class. Parameters and modules
-are known by the names under which torchvision and timm keep them; a module that has
-none gives no hint."""
+Only the model knows whether the first token is a class token. Parameters and modules are
+recognised by the names that torchvision and timm give them; a module without such a name
+gives no hint."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _PREFIX_TOKENS = {
     "distillation_token": re.compile(r"dist(illation)?_?token"),
     "register_tokens": re.compile(r"(reg|register|storage)_?tokens?"),
 }
-"""Names of parameters that become tokens in front of the grid, in the order in which
-they stand."""
+"""Names of parameters that become tokens in front of the grid, in the order of these
+tokens."""
 
 _CHANNELS_FIRST = (
     nn.modules.conv._ConvNd,
@@ -49,16 +49,16 @@ _CHANNELS_FIRST = (
 )
 
 _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
-"""Ends of the names of classes whose last axis are features, timm's and transformers'
-included."""
+"""Ends of the names of classes whose outputs have features along the last axis, also in
+timm and transformers."""
 
 _ATTENTION = re.compile("attn|attention|crpe")
-"""In the names of attentions, and of CoaT's positional encoding, which takes what they
-do."""
+"""Found in the names of attention modules, and of CoaT's positional encoding, which takes
+the same tensors."""
 
 _OFFSETS = re.compile(r"(cpb_|rel_pos\.)mlp")
-"""In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases.
-"""
+"""Found in the names of networks that turn offsets between tokens, [1, h, w, 2], into
+biases."""
 
 
 class HintBook:
@@ -73,8 +73,8 @@ class HintBook:
         """Read the hints of a model's modules.
 
         Args:
-            input_shape: [1, C, H, W], or a clip [1, C, T, H, W] or, where the first
-                convolution says so, [1, T, C, H, W].
+            input_shape: [1, C, H, W], or [1, C, T, H, W] or [1, T, C, H, W] of a clip; the
+                first convolution tells which (see `_channel_axis`).
             overrides: values of `--tensor-layout`; the last that matches a layer
                 counts.
         """
@@ -87,22 +87,24 @@ class HintBook:
         """Tensors whose layout was logged."""
         self._follower: Follower | None = None
         self.follows_fields = False
-        """Whether `traced` is to fill `field_lines`; set by the caller before it."""
+        """Whether `traced` is to fill `field_lines`; the caller sets it before `traced`."""
         self.field_lines: dict[tuple[str, int, str], list[int]] = {}
         """Receptive fields as `Capture.receptive_field`, by layer, call and key of an
         output."""
         self.is_traced = False
-        """Whether a forward pass has been followed, or need not be."""
+        """Whether a forward pass has been followed, or none needs to be."""
         self.depends_on_traces = False
-        """Whether a tensor was asked for whose layout its trace decides."""
+        """Whether `of_tensor` was called for a tensor whose layout its trace decides."""
 
     def of_layer(self, layer: Layer) -> Hints:
-        """The hints for a layer's tensors, as far as its module gives them."""
+        """The hints for all tensors of a layer: those of its module, and of
+        `--tensor-layout`, without traces."""
         if layer.name in self._by_layer:
             return self._by_layer[layer.name]
         hints = self._by_module.get(layer.owner, Hints())
         if layer.is_function:
-            # a convolution's functions may make anything of its weights
+            # a function inside a convolution module may return anything, for example
+            # its weights in another shape
             hints = replace(hints, channels=None, border=1, features_last=False)
         for override in self._overrides:
             chosen = override.selectors
@@ -112,13 +114,14 @@ class HintBook:
         return hints
 
     def of_tensor(self, site: CaptureSite, tensor: Tensor) -> Hints:
-        """The hints for one tensor of a layer, with what was followed in a forward pass
-        and, where one fits, the arrangement that was decided on.
+        """The hints for one tensor of a layer, with its trace and its arrangement. If no
+        layout fits, the arrangement is missing.
 
         Args:
-            site: all but its call counts: a layer's tensors of one shape are read alike.
-            tensor: only its shape counts. Of a nested one, which has none, the hints are
-                those of the layer.
+            site: where the tensor was captured. The number of the call does not count: the
+                tensors of one shape are read alike in all calls.
+            tensor: only its shape counts. A nested tensor has none, and gets the hints of
+                its layer.
         """
         if tensor.is_nested:
             return self.of_layer(site.layer)
@@ -133,14 +136,14 @@ class HintBook:
             hints = replace(hints, trace=trace)
             self.depends_on_traces |= _is_decided_by_trace(shape, hints, trace)
         reason = "no layout fits"
-        with suppress(LayoutError):  # whoever asks for its maps hears of it
+        with suppress(LayoutError):  # `to_maps` will raise it again
             arrangement, reason = guess.decide(shape, hints)
             hints = replace(hints, arrangement=arrangement)
             reason = f"{arrangement.layout}, since {reason}"
         if name not in self._explained:
             self._explained.add(name)
             log.debug("%s %s %s: %s", site.layer.label, site.stem, list(shape), reason)
-        # during the pass that is followed, a later call may bring a trace
+        # until the followed pass has ended, a later call may still bring a trace
         if self.is_traced:
             self._by_tensor[name] = hints
         return hints
@@ -148,11 +151,11 @@ class HintBook:
     def of_shape(
         self, layer: Layer, shape: Sequence[int], side: str = "output"
     ) -> Hints:
-        """The hints for a layer's tensor of this shape, with what was followed to the first
-        one.
+        """The hints for a layer's tensor of this shape, with the trace of the first such
+        tensor.
 
         Args:
-            side: `output`, or `input` for a tensor among its arguments.
+            side: `output`, or `input` for a tensor among the layer's arguments.
         """
         hints = self.of_layer(layer)
         for key, trace in self._traces(layer).items():
@@ -165,8 +168,8 @@ class HintBook:
         together.
 
         Returns:
-            None where a function on the way cannot be followed, for clips, and where
-            `traced` was not asked for receptive fields.
+            None if a function on the way cannot be followed, for clips, and if `traced`
+            did not follow receptive fields.
 
         Raises:
             LayoutError: the output makes no maps.
@@ -178,18 +181,19 @@ class HintBook:
             arrangement = guess.recognise(table.shape, hints)
             axis = guess.channel_axis(table.shape, hints)
             if axis is not None and table.stride(axis) == 0:
-                # expanded: all channels are the same, and two of them are channels
-                # still
+                # expanded: all channels are the same. Two are kept, since one might not
+                # be seen as a channel axis.
                 table = table.narrow(axis, 0, min(2, table.shape[axis]))
             maps = LAYOUTS[arrangement.layout].to_maps(table, arrangement)
             if maps.shape[1] == 1:
-                edges.append(maps.amin(0)[0])  # the box around those of all channels
+                edges.append(
+                    maps.amin(0)[0]
+                )  # the box around the boxes of all channels
         return ReceptiveField(torch.stack(edges)) if edges else None
 
     def settle_as(self, other: HintBook) -> None:
-        """Let `traced` do nothing, where the other book followed a pass of another shape,
-        and no layout depended on what it followed: following takes as long as the
-        pass."""
+        """Let `traced` follow no pass, if the other book, for another input shape, followed
+        one, and no layout depended on it: following a pass takes as long as the pass."""
         self.is_traced = other.is_traced and not other.depends_on_traces
 
     @contextmanager
@@ -200,17 +204,17 @@ class HintBook:
         fields: bool = False,
         listener: Listener | None = None,
     ) -> Iterator[None]:
-        """Follow the image through the forward pass in this block. It is followed once:
-        in later blocks nothing happens. Hooks that ask for hints are placed inside the
-        block, so that they are called later.
+        """Follow the image through the forward pass that runs in this block. Only the first
+        block follows a pass; later ones do nothing. Hooks that need hints must be placed
+        inside the block: then they run after the hooks that follow.
 
         Args:
-            layers: those whose tensors will be asked for.
-            fields: whether `receptive_field` will be asked for, too.
-            listener: takes all calls of modules and functions.
+            layers: layers whose tensors need hints.
+            fields: whether `receptive_field` will be called, too.
+            listener: is told of all calls of modules and functions.
         """
-        # a model that another library computes calls no functions that can be followed:
-        # its layouts follow from the shapes
+        # a model that another library computes (ONNX) calls no functions of torch: its
+        # layouts are read from shapes
         is_followed = computed_by(model) is None
         if self.is_traced or not (is_followed or listener):
             self.is_traced = True
@@ -218,7 +222,7 @@ class HintBook:
             return
         follower = self._new_follower(model, layers, fields, listener)
         self._follower = follower if is_followed else None
-        # hooks cost time: without a listener only where somebody will ask
+        # hooks cost time: without a listener, only the layers in question get some
         modules = list_layers(model)
         if listener is None:
             names = {"", *follower.layer_names, *follower.mixer_names}
@@ -245,7 +249,7 @@ class HintBook:
         fields: bool,
         listener: Listener | None,
     ) -> Follower:
-        """A follower of one pass. The arguments are those of `traced`."""
+        """A follower for one pass. The arguments are those of `traced`."""
         constants = None
         if fields or self.follows_fields:
             constants = set(map(id, (*model.parameters(), *model.buffers())))
@@ -266,7 +270,7 @@ class HintBook:
         by_name = {layer.name: layer for layer in layers}
         for name, call, key in follower.fields:
             site = CaptureSite(by_name[name], "output", call, key)
-            with suppress(LayoutError):  # what makes no maps has no field
+            with suppress(LayoutError):  # an output without maps has no field
                 field = self.receptive_field(site)
                 lines = None if field is None else field.lines(self.input_shape[-2:])
                 if lines is not None:
@@ -274,19 +278,20 @@ class HintBook:
         follower.fields.clear()
 
     def _traces(self, layer: Layer) -> dict[TraceKey, Trace]:
-        """What was followed to a layer's tensors; nothing before a pass was followed."""
+        """The traces of a layer's tensors; none before a pass was followed."""
         if self._follower is None:
             return {}
         return self._follower.traces.get(layer.name, {})
 
 
 def _is_decided_by_trace(shape: Sequence[int], hints: Hints, trace: Trace) -> bool:
-    """Whether the shape alone might say another layout than the trace does, so that a
-    pass has to be followed for each shape of input."""
-    # tokens, and what looks like the weights of an attention
+    """Whether the trace might decide on another layout than the shape alone. Then a pass
+    has to be followed for each input shape."""
+    # tokens, and what may be the weights of an attention
     if len(shape) == 3 or trace.is_weights or hints.in_attention:
         return True
-    # a map of the image in its own rows and columns needs no trace, but windows do
+    # the shape shows a map whose rows and columns are those of the image, but windows
+    # need the trace
     sizes = (tuple(shape[1:3]), tuple(shape[2:4]))
     return trace.grid is not None and (shape[0] > 1 or trace.grid[1:] not in sizes)
 
@@ -298,14 +303,14 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
     """Read the hints for every module of a model, by qualified name.
 
     Args:
-        input_shape: as that of `HintBook`.
+        input_shape: see `HintBook`.
     """
     by_name = {"": _of_model(model, input_shape)}
     border_before = 1
     for name, module in model.named_modules(remove_duplicate=False):
         outer = by_name[name.rpartition(".")[0]]
         hints = _of_module(name, module, outer)
-        # an activation or a norm takes the maps of the convolution that stands before it
+        # an activation or a norm takes the maps of the convolution before it
         border = _border(module) or border_before
         by_name[name] = replace(hints, border=border)
         if not list(module.children()):
@@ -317,7 +322,7 @@ def _of_model(model: nn.Module, input_shape: tuple[int, ...]) -> Hints:
     """The hints that hold for all modules.
 
     Args:
-        input_shape: of the model's input, as `HintBook` takes it.
+        input_shape: see `HintBook`.
     """
     first = _first_convolution(model)
     time_steps = patch_size = None
@@ -333,17 +338,17 @@ def _of_model(model: nn.Module, input_shape: tuple[int, ...]) -> Hints:
         time_steps=time_steps,
         patch_size=patch_size,
         prefix_tokens=_prefix_tokens(model),
-        # heads of detectors return rows of boxes, [1, N, 4]
+        # 0: the heads of detectors return rows of boxes [1, N, 4], which are not tokens
         token_count=None if transform is None else 0,
     )
 
 
 def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
-    """The hints for a module, without its border.
+    """The hints for a module, without `border`.
 
     Args:
-        name: its qualified name.
-        outer: the hints for the module around it, most of which it inherits.
+        name: the module's qualified name.
+        outer: the hints for the module that contains it, most of which it inherits.
     """
     class_name = type(module).__name__
     child_name = name.rpartition(".")[2]
@@ -369,8 +374,8 @@ def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
 
 
 def _border(module: nn.Module) -> int:
-    """How far padding reaches into the maps of a module, in pixels of these: half of a
-    kernel's field, and the sum of these for several convolutions; 0 without one."""
+    """How far padding reaches into the maps of a module, in pixels of these maps: half of
+    the kernel's extent, summed over all convolutions in the module; 0 without any."""
     border = 0
     for inner in module.modules():
         if isinstance(inner, nn.modules.conv._ConvNd):
@@ -383,7 +388,7 @@ def _border(module: nn.Module) -> int:
 
 
 def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:
-    """A name for each token of the model's own: `class_token`, four times
+    """A name for each of the model's own tokens: `class_token`, four times
     `register_tokens`."""
     names = []
     for token, pattern in _PREFIX_TOKENS.items():
@@ -405,13 +410,13 @@ def _detection_transform(model: nn.Module) -> Any:
 
 
 def _input_size(input_shape: tuple[int, ...], transform: Any) -> Size | None:
-    """Height and width in pixels of what the layers see; None where it is not a
-    picture.
+    """Height and width in pixels of the image that the layers see; None if the input is
+    not an image.
 
     Args:
-        input_shape: of the model's input.
-        transform: torchvision's GeneralizedRCNNTransform, by which a detector resizes
-            its input and pads it; None in other models.
+        input_shape: shape of the model's input.
+        transform: torchvision's GeneralizedRCNNTransform, with which a detector resizes
+            and pads its input; None in other models.
     """
     height, width = input_shape[-2:] if len(input_shape) > 3 else (1, 1)
     if (height, width) == (1, 1):
@@ -430,8 +435,8 @@ def _input_size(input_shape: tuple[int, ...], transform: Any) -> Size | None:
 
 
 def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
-    """The first convolution in the order of modules, which sees the image. Transposed ones
-    do not count, as in `models.presets.first_layer`."""
+    """The first convolution in the order of modules, which probably sees the image.
+    Transposed convolutions do not count, as in `models.presets.first_layer`."""
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
             return module
@@ -441,10 +446,17 @@ def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
 def _channel_axis(
     first: nn.Conv2d | nn.Conv3d | None, input_shape: Sequence[int]
 ) -> int:
-    """The axis of the input's channels: 1, but 2 for clips [1, T, C, H, W], as
-    transformers has them; a Conv2d sees frames."""
+    """The axis of the input's channels: 2 for clips [1, T, C, H, W], as transformers has
+    them, else 1.
+
+    Args:
+        first: the model's first convolution, which knows how many channels it takes; None
+            if the model has none.
+        input_shape: see `HintBook`.
+    """
     if first is None or len(input_shape) != 5 or input_shape[2] != first.in_channels:
         return 1
-    # axis 1 may be as long: a clip [1, C, T, H, W] of as many steps as channels
+    # Both axes may have the length of the channels. A Conv2d sees frames, a Conv3d clips
+    # [1, C, T, H, W].
     is_ambiguous = input_shape[1] == first.in_channels
     return 1 if is_ambiguous and isinstance(first, nn.Conv3d) else 2

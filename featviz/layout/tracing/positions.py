@@ -1,20 +1,19 @@
-"""Positions: which value of a tensor lies where in the image, followed through
-functions.
+"""Positions: where in the image each value of a tensor lies, followed through functions.
 
-A followed tensor has a table of positions beside it: float64 of its shape, 0 for a
-value that lies nowhere in the image, else the number of a position in a map. Each
-convolution that changes the resolution begins a map, whose positions get the next free
-numbers:
+A followed tensor has a table of positions: float64 of the tensor's shape, 0 for a value
+that lies nowhere in the image, else the number of a position in a map. Each convolution
+that changes the resolution begins a new map, whose positions get the next free numbers:
 
     image [1, 3, 4, 4]       1  2  3  4        conv, stride 2: a map of its own     17 18
     (all channels alike)     5  6  7  8                                             19 20
                              9 10 11 12        flatten(2).transpose(1, 2):
                             13 14 15 16        tokens [1, 4, C] have 17 18 19 20 along axis 1
 
-What moves values moves their positions in the same way. What mixes values keeps the
-positions along the axes that stay apart. What is not understood gives results without
-positions. At the end, the numbers in a layer's table say which axes are rows and
-columns, in whatever order the model cut and rolled its windows (`SourceMaps.trace`).
+A function that moves values is applied to their positions, too. A function that mixes
+values along some axes keeps the positions along the other axes. The results of a call
+that is not understood have no positions. At the end, the numbers in a layer's table say
+which axes are rows and columns, however the model cut and rolled its windows
+(`SourceMaps.trace`).
 
 It is the old trick for checking a reshape, done for a whole model: send `arange`
 through it, and read off where each number went."""
@@ -43,7 +42,7 @@ class SourceMap(NamedTuple):
     """A map of the image, as a convolution makes it."""
 
     first: int
-    """Number of its first position; the others follow row by row, time step by time
+    """Number of the map's first position; the others follow row by row, time step by time
     step."""
     time: int
     """Time steps; 1 for an image."""
@@ -52,7 +51,7 @@ class SourceMap(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number behind that of its last position."""
+        """The number of the map's last position, plus 1."""
         return self.first + self.time * self.height * self.width
 
 
@@ -60,7 +59,7 @@ class SourceMaps:
     """The maps that a forward pass has made so far."""
 
     def __init__(self) -> None:
-        """Without a map; the first position will have the number 1."""
+        """Begin without maps. The first position will have the number 1."""
         self._maps: list[SourceMap] = []
 
     def begin(self, size: Sequence[int]) -> Tensor:
@@ -70,8 +69,8 @@ class SourceMaps:
             size: height and width, or time steps, height and width.
 
         Returns:
-            Its positions, float64 of this shape. float64 counts exactly to 2**53, and
-            is a type that all functions take.
+            The map's positions, float64 of shape `size`. float64 counts exactly to 2**53,
+            and all functions take it.
         """
         first = self._maps[-1].end if self._maps else 1
         *time, height, width = size
@@ -80,21 +79,27 @@ class SourceMaps:
         return numbers.reshape(*size)
 
     def table(self, shape: Sequence[int], channel_axis: int = 1) -> Tensor:
-        """Positions of a new map for a tensor, of its shape, alike in all channels.
+        """Begin a map for a tensor. All channels and all items N get the same positions.
 
         Args:
-            shape: [N, C, H, W], [N, C, T, H, W] or, with channel axis 2, [N, T, C, H, W].
+            shape: shape of the tensor: [N, C, H, W], [N, C, T, H, W] or, with channel axis
+                2, [N, T, C, H, W].
             channel_axis: 1 or 2.
+
+        Returns:
+            The tensor's table of positions.
         """
         positions = self.begin([*shape[1:channel_axis], *shape[channel_axis + 1 :]])
         return positions.unsqueeze(channel_axis - 1).expand(*shape)
 
     def map_of(self, numbers: Tensor) -> SourceMap | None:
-        """The one map to which all numbers but 0 belong; None where there are none or
-        several.
+        """The map to which positions belong.
 
         Args:
-            numbers: of positions, of any shape.
+            numbers: numbers of positions, of any shape; 0 does not count.
+
+        Returns:
+            None if they belong to several maps, or all are 0.
         """
         numbers = numbers[numbers > 0]
         if numbers.numel() == 0:
@@ -106,37 +111,37 @@ class SourceMaps:
         return source if int(numbers.max()) < source.end else None
 
     def merge(self, table: Tensor) -> Tensor:
-        """Positions in a new, coarser map, where a layer merges patches of a map to one
-        value.
+        """Begin a coarser map, whose positions are patches of a map: a layer makes one
+        value of each patch.
 
         Args:
             table: [..., P], the positions of the P values of each patch; 0 for padding.
 
         Returns:
-            [..., 1], the position of each patch. Rows and columns are those of the
-            patches' means.
+            [..., 1], the position of each patch in the new map. Its row and column there
+            follow from the mean row and column of its values.
 
         Raises:
-            ValueError: the patches make no rows and columns.
+            ValueError: the patches do not form rows and columns, or are not of one image.
         """
         source = self.map_of(table.flatten())
         if source is None or source.time > 1:
             raise ValueError("no patches of one image")
         in_image = (table > 0).double()
         count = in_image.sum(-1).clamp(min=1)
-        # padding counts neither for the sum nor for the count
         index = table - source.first
 
-        def means(values: Tensor) -> Tensor:
-            # in steps of 1/1024, so that equal means are equal numbers
+        def patch_means(values: Tensor) -> Tensor:
+            """The mean of each patch without its padding, in steps of 1/1024: so small
+            rounding errors do not make equal means differ."""
             return ((values * in_image).sum(-1) / count).mul(1024).round()
 
         # the distinct means, and the number of each among them
         row_means, rows = torch.unique(
-            means(index // source.width), return_inverse=True
+            patch_means(index // source.width), return_inverse=True
         )
         column_means, columns = torch.unique(
-            means(index % source.width), return_inverse=True
+            patch_means(index % source.width), return_inverse=True
         )
         # patches of a grid have each pair of a row and a column once
         cells = rows * len(column_means) + columns
@@ -146,13 +151,14 @@ class SourceMaps:
         return self.begin(size).flatten()[cells][..., None]
 
     def trace(self, table: Tensor) -> Trace:
-        """Sum up a table of positions: which axes go over the rows and columns of which
-        map.
+        """Sum up a table of positions: along which of its axes the rows and columns of a
+        map stand.
 
         Returns:
-            An empty trace, unless the values lie at all positions of a map, or evenly
-            spread over it, each once; or each row of the table is a patch of a map,
-            whose values have not been mixed yet.
+            A trace with a grid in two cases: each position of a map (or every n-th row
+            and column of it) comes once; or the table holds whole patches of a map,
+            whose values have not been mixed yet, along one of its axes. An empty trace
+            otherwise.
         """
         if not table.numel():  # the boxes of a detector that found none
             return Trace()
@@ -173,12 +179,15 @@ class SourceMaps:
         return trace
 
     def _trace_of(self, numbers: Tensor, axes: tuple[int, ...]) -> Trace:
-        """The trace of positions that are all of a map's, or every n-th row and column
-        of it, each once; an empty one for others.
+        """The trace of positions.
 
         Args:
-            numbers: [N], of positions; 0 for values that lie nowhere.
-            axes: the axes of the tensor along which they stand.
+            numbers: [N], numbers of positions; 0 for values that lie nowhere.
+            axes: the axes of the tensor along which the positions change.
+
+        Returns:
+            An empty trace, unless each position of a map, or of every n-th row and
+            column of it, comes once.
         """
         source = self.map_of(numbers)
         if not axes or source is None:
@@ -208,11 +217,11 @@ class SourceMaps:
 
 
 def _is_even(kept: Tensor, length: int) -> bool:
-    """Whether rows (or columns) are every n-th one of all, to the end.
+    """Whether the kept rows (or columns) are every n-th one of the map, to its end.
 
     Args:
-        kept: their numbers, [n], rising.
-        length: how many there are.
+        kept: numbers of the kept rows, [n], rising.
+        length: how many rows the map has.
     """
     first = int(kept[0])
     step = int(kept[1]) - first if len(kept) > 1 else length
@@ -223,14 +232,17 @@ def _is_even(kept: Tensor, length: int) -> bool:
 
 PositionRule = Callable[[SourceMaps, FollowedCall, Tables], Sequence[Any]]
 """Takes the maps so far, a call, and the tables of its tensors. Returns the tables of
-its results; None, or none at all, for those that lie nowhere in the image."""
+the results, None for a result that lies nowhere in the image. The list may be shorter
+than the results: those at the end lie nowhere."""
 
 FirstTableRule = Callable[[SourceMaps, FollowedCall, Tensor], Tensor | None]
-"""Takes the table of the first tensor. Returns that of the first result."""
+"""As PositionRule, but takes only the first tensor's table, and returns only the first
+result's."""
 
 
 def by_first_table(rule: FirstTableRule) -> PositionRule:
-    """A rule for functions whose first tensor alone says where the first result lies."""
+    """A rule for functions whose first tensor says where the first result lies. If this
+    tensor has no table, the results have none."""
     return lambda maps, call, tables: (
         [] if tables[0] is None else [rule(maps, call, tables[0])]
     )
@@ -245,8 +257,8 @@ def move_positions(function: Callable[..., Any]) -> PositionRule:
 
 
 def join_positions(function: Callable[..., Any]) -> PositionRule:
-    """A rule for a function that joins tensors: a class token lies nowhere, and the
-    tokens behind it keep their positions."""
+    """A rule for a function that joins tensors. A tensor without a table, such as a class
+    token, lies nowhere; the tokens that are joined to it keep their positions."""
     nothing = torch.zeros(1, dtype=torch.float64)
     return lambda maps, call, tables: (
         []
@@ -256,23 +268,25 @@ def join_positions(function: Callable[..., Any]) -> PositionRule:
 
 
 def lose_positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
-    """The rule of functions that put values where other values say."""
+    """The rule of functions that move values as other values say, such as sorting. These
+    moves are not followed."""
     return []
 
 
 def keep_positions(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
-    """The rule of functions in no table: what keeps a shape keeps positions."""
+    """The rule of functions that are not in FUNCTIONS: a result has the positions of a
+    tensor of its shape (see `shared_positions`)."""
     return [shared_positions(tables, result.shape) for result in call.results]
 
 
 def shared_positions(tables: Tables, shape: Sequence[int]) -> Tensor | None:
-    """The first table of this shape, or the first that can be expanded to it; None where
-    there is none."""
+    """The first table of this shape; else the first that can be expanded to it; None if
+    there is neither."""
     traced = [table for table in tables if table is not None]
     for table in traced:
         if table.shape == shape:
             return table
-    # a smaller operand, which the function itself would broadcast
+    # the function may have broadcast a smaller tensor to this shape
     for table in traced:
         with suppress(RuntimeError):
             return table.expand(shape)
@@ -280,29 +294,32 @@ def shared_positions(tables: Tables, shape: Sequence[int]) -> Tensor | None:
 
 
 def _keep_rows(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
-    """The positions of the result of a function that mixes the last axis, such as a
-    linear layer. Those along the other axes stay; where each row of the last axis is a
-    patch, the patch gets one position. ValueError where the rows are no patches."""
+    """The positions of the result of a function that mixes values along the last axis,
+    such as a linear layer. Positions along the other axes stay. If positions change along
+    the last axis, each row of it is a patch, which gets one position.
+
+    Raises:
+        ValueError: positions change along the last axis, but the rows are not patches.
+    """
     last = table.ndim - 1
     if not varies(table, last):
         return table[..., :1].expand(call.shape)
     is_along_last = not any(varies(table, axis) for axis in range(last))
     if is_along_last and table.shape == call.shape:
-        # a layer that mixes the tokens themselves, [1, C, T], and returns as many
+        # a layer that mixes tokens, [1, C, T], and returns as many of them
         return table
     return maps.merge(table).expand(call.shape)
 
 
 keep_rows = by_first_table(_keep_rows)
-"""What mixes the last axis, as a linear layer, keeps the others; or merges patches to
-tokens."""
+"""The rule of `_keep_rows`, by the first tensor."""
 
 
 def keep_queries(
     maps: SourceMaps, call: FollowedCall, tables: Tables
 ) -> Sequence[Tensor | None]:
-    """The rule of scaled_dot_product_attention: a result lies where its query does.
-    Where all windows have the same queries, it lies where the keys of its window do.
+    """The rule of scaled_dot_product_attention: a result lies where its query lies. If
+    all windows have the same queries, it lies where the keys of its window lie.
 
     Args:
         tables: positions of queries, keys and values.
@@ -315,10 +332,10 @@ def keep_queries(
 
 def multiply(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     """The rule of products of matrices: the result has the positions of the first
-    factor's rows; where these lie nowhere, those of the second factor's columns."""
-    # queries @ keys, scores @ values: a row of the product is that of a query
+    factor's rows, or, if these have none, of the second factor's columns."""
+    # queries @ keys, scores @ values: each row of the product belongs to a query
     first = tables[0]
-    second = tables[-1]  # the same, where a tensor is multiplied with itself
+    second = tables[-1]  # a tensor that is multiplied with itself comes only once
     if first is not None and not varies(first, -1):
         with suppress(RuntimeError):  # the product with a vector has no such rows
             rows = first.narrow(-1, 0, 1).expand(call.shape)
@@ -329,27 +346,26 @@ def multiply(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
 
 
 def _in_windows(rows: Tensor, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """The positions of what has a row for each query: an attention's result, or queries
-    @ keys. Queries that are the same in each window, being a parameter, get the
-    positions of the window's own keys.
+    """The positions of a result that has a row for each query: that of an attention, or
+    queries @ keys. If the queries are a parameter, which is the same in each window, a
+    row has the position of the key with its number in its window.
 
     Args:
-        rows: positions of the queries.
-        keys: positions of the keys, [windows, ..., tokens, D]; None where they lie
-            nowhere.
-        shape: of the result.
+        rows: positions of the queries, expanded to `shape`.
+        keys: positions of the keys, [windows, ..., tokens, D]; None if they have none.
+        shape: shape of the result.
     """
     if keys is None or keys.shape[:-1] != shape[:-1] or varies(rows, 0):
         return rows
-    # only keys that differ from window to window, and within each
+    # only keys whose positions change from window to window, and inside each
     if not varies(keys, 0) or not varies(keys, -2):
         return rows
     return keys[..., :1].expand(shape)
 
 
 def _sum_over(table: Tensor, *axes: int) -> Tensor:
-    """A table with one value along the axes that are summed over; ValueError where
-    positions change along one of them."""
+    """A table with length 1 along the axes that are summed over; ValueError if positions
+    change along one of them."""
     for axis in axes:
         if varies(table, axis):
             raise ValueError("positions are mixed")
@@ -360,7 +376,7 @@ def _sum_over(table: Tensor, *axes: int) -> Tensor:
 @by_first_table
 def multiply_by_letters(maps: SourceMaps, call: FollowedCall, table: Tensor) -> Tensor:
     """The rule of torch.einsum: its first factor says where the result lies."""
-    # of `bij,bjd->bid` the first factor has the rows of the result, as in a product
+    # in `bij,bjd->bid`, the rows of the result are those of the first factor
     others = [None] * (len(call.tensors) - 1)
     factors = einsum_factors(call, [table, *others], _sum_over)
     return factors[0].expand(call.shape)
@@ -370,19 +386,19 @@ def multiply_by_letters(maps: SourceMaps, call: FollowedCall, table: Tensor) -> 
 def reduce_positions(
     maps: SourceMaps, call: FollowedCall, table: Tensor
 ) -> Tensor | None:
-    """The rule of a mean or a maximum: along axes where positions do not change, or
-    over patches, as Hiera pools its queries."""
+    """The rule of a mean or a maximum over axes along which positions do not change, or
+    over one axis of patches, as Hiera pools its queries."""
     axes = call.argument(1, "dim")
     if isinstance(axes, Tensor):  # torch.max(x, y), the larger of two
         return table if table.shape == call.shape else None
     if isinstance(axes, int):
         axes = [axes]
-    if not axes:  # of all values, which lie everywhere
+    if not axes:  # over all values: the result lies everywhere
         return None
     keepdim = table.ndim == len(call.shape)
     if not any(varies(table, axis) for axis in axes):
         return table.amax(list(axes), keepdim=keepdim)
-    # what is alike along an axis need not be merged for each of its values
+    # channels with the same positions are merged once
     for axis in range(table.ndim):
         if not varies(table, axis):
             table = table.narrow(axis, 0, 1)
@@ -392,8 +408,8 @@ def reduce_positions(
 
 
 def resample(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
-    """The rule of resizing: it keeps the positions, or makes a map of another
-    resolution."""
+    """The rule of resizing: the result keeps the positions if it keeps the size, else it
+    lies in a new map."""
     table = tables[0]
     shape = call.shape
     if table is None or table.ndim not in (4, 5):
@@ -401,10 +417,10 @@ def resample(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
     varies_by_channel = varies(table, 1)
     if table.shape[2:] == shape[2:] and not varies_by_channel:
         return [table[:, :1].expand(shape)]
-    # a picture whose rows and columns are none of the image's
+    # its rows or columns are not those of the image
     if not varies(table, -1) or not varies(table, -2):
         return []
-    if not varies(table, 0):  # one image, or heads of it
+    if not varies(table, 0):  # one image, or the heads of its maps
         return [maps.table(shape)]
     if _is_clip_of_frames(maps, table):
         return [maps.table([1, *shape], channel_axis=2)[0]]
@@ -414,15 +430,15 @@ def resample(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
 def _shrink_pieces(
     maps: SourceMaps, table: Tensor, shape: Sequence[int]
 ) -> Sequence[Tensor]:
-    """Pieces of a map, each of which became smaller by whole factors: a value lies in
-    the middle of the block of values that it was made of.
+    """The table of pieces of a map that became smaller by whole factors. A value lies in
+    the middle of the block of values from which it was made.
 
     Args:
-        table: [pieces, C, H, W], alike in all channels.
-        shape: of the result, [pieces, C, rows, columns].
+        table: [pieces, C, H, W], the same in all channels.
+        shape: shape of the result, [pieces, C, rows, columns].
 
     Returns:
-        The table of the result; none where the factors are not whole.
+        The table of the result, or nothing if the factors are not whole.
     """
     count, _, height, width = table.shape
     rows, columns = shape[2:]
@@ -445,11 +461,11 @@ def _is_clip_of_frames(maps: SourceMaps, table: Tensor) -> bool:
 
 
 def convolve(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
-    """The rule of convolutions and poolings. Where the argument was not followed, what
-    they make of a batch of one is a new map of the image."""
+    """The rule of convolutions and poolings. If the argument has no positions, the result
+    for a batch of one item counts as a new map of the image."""
     if tables[0] is not None:
         return resample(maps, call, tables)
-    # What was not followed up to here may be an image still; items of a batch may be
-    # regions, whose positions nobody knows.
+    # An argument without positions may still be an image. Several items may be regions,
+    # whose positions are unknown.
     is_map = len(call.shape) in (4, 5) and call.shape[0] == 1
     return [maps.table(call.shape)] if is_map else []
