@@ -299,9 +299,15 @@ def test_a_notebook_shows_changed_maps_below_their_table(
     html = shown._repr_html_()  # type: ignore[attr-defined]
     assert html.index("<table") < html.index("<img")
     (row,) = pictures_of(shown)
-    files = sorted((tmp_path / "changes").glob("*.png"))
-    assert len(files) == 3
-    assert row.width == 3 * Image.open(files[0]).width
+    assert ": before, after, difference" in html
+    maps = shown.differing[0].difference
+    left = 0
+    for name in (maps.before_file, maps.after_file, maps.file):
+        picture = Image.open(tmp_path / "changes" / name).convert("RGB")
+        cell = row.convert("RGB").crop((left, 0, left + picture.width, picture.height))
+        assert np.array_equal(cell, picture)
+        left += picture.width
+    assert row.width == left
     assert "out=&#39;changes&#39;" in fv.diff(before, after)._repr_html_()  # type: ignore[attr-defined]
 
 

@@ -269,6 +269,36 @@ def test_tensorboard_has_training_steps(series: Path, tmp_path: Path) -> None:
     assert dead_channels[-1].value == len(findings_of(audit)["1"]["dead"])
 
 
+def test_calls_of_one_layer_have_curves_of_their_own(
+    series: Path, tmp_path: Path
+) -> None:
+    """In TensorBoard each is called as in audit.json."""
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    torch.manual_seed(0)
+    twice = Net(
+        lambda self, x: self.relu(self.conv(self.relu(x - 2))),
+        conv=nn.Conv2d(1, 2, 3),
+        relu=nn.ReLU(),
+    )
+    board = tmp_path / "board"
+    options = {"preset": "none", "tensorboard": board}
+
+    with fv.Watcher(twice, SHOWN, "ReLU", 1, series, **options) as watcher:
+        watcher.step()
+
+    events = event_accumulator.EventAccumulator(str(board)).Reload()
+    audit = json.loads((series / "step-000000" / "audit.json").read_text())
+    findings = findings_of(audit)
+    assert list(findings) == ["relu", "relu.call1"]
+    for label, channels in findings.items():
+        values = [event.value for event in events.Scalars(f"dead_channels/{label}")]
+        assert values[-1] == len(channels["dead"])
+    # the input minus two is nowhere above zero
+    assert findings["relu"]["dead"] == [0]
+
+
 class TestResuming:
     """A second process goes on with the series of a first."""
 
