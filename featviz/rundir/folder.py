@@ -57,18 +57,19 @@ class Folder(OpenFolder):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a folder of the user's own, whose links are followed, and make it where
-        it is missing."""
+        """Open a folder that the user named, and make it if it is missing. Links on the
+        way to it are followed."""
         path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
     @contextmanager
     def folder(self, relative: str, make: bool = False) -> Iterator[Self]:
-        """Hold a folder below this one open for a block.
+        """Open a folder below this one, and close it after the block.
 
         Args:
-            relative: its path; empty for this folder itself.
-            make: whether folders that are missing are made.
+            relative: the path of the folder; empty for this folder itself, which stays
+                open.
+            make: whether missing folders on the path are made.
 
         Raises:
             OSError: the path leads out of this folder, or the folder is missing.
@@ -79,8 +80,9 @@ class Folder(OpenFolder):
             raise OSError(errno.EINVAL, f"it lies outside {self.path}")
         folder = self
         try:
-            # One name at a time, each by the descriptor of the folder before: the system
-            # itself would follow links within a longer path.
+            # The folders of the path are opened one after the other, each by the
+            # descriptor of the one above: given the whole path, the system would follow
+            # links in it.
             for name in names:
                 if make:
                     with suppress(FileExistsError):
@@ -99,8 +101,8 @@ class Folder(OpenFolder):
                 folder.close()
 
     def _refuse_link(self, name: str) -> None:
-        """Raise a StoreError if a folder in this one, which could not be opened, is a
-        symbolic link."""
+        """Raise a StoreError if an entry of this folder is a symbolic link. For a folder
+        that could not be opened."""
         with suppress(FileNotFoundError):
             if stat.S_ISLNK(self.stat(name).st_mode):
                 raise StoreError(
@@ -110,20 +112,24 @@ class Folder(OpenFolder):
                 )
 
     def new(self, name: str) -> Self:
-        """Make a folder in this one and open it, for the caller to close;
-        FileExistsError where something is there."""
+        """Make a folder in this one and open it. The caller closes it.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
         os.mkdir(self.at(name), dir_fd=self.descriptor)
         return self.child(name)
 
     def create(self, relative: str) -> BinaryIO:
-        """Open a new file for writing, under its own name: for a folder that is itself
-        hidden until all its files are there. `write` is for other folders.
+        """Make a file and open it for writing. The file has its final name at once, so
+        this is for folders that are hidden until all their files are there. `write` is
+        for other folders.
 
         Args:
-            relative: its path; folders that are missing are made.
+            relative: the path of the file; missing folders on it are made.
 
         Raises:
-            FileExistsError: something is there.
+            FileExistsError: the name is taken.
         """
         above, _, name = relative.rpartition("/")
         with self.folder(above, make=True) as folder:
@@ -131,16 +137,23 @@ class Folder(OpenFolder):
         return os.fdopen(descriptor, "w+b", _BUFFER)
 
     def rewrite(self, name: str) -> BinaryIO:
-        """Open an existing file for writing at its beginning. It is not truncated; the
-        caller may do that."""
+        """Open an existing file for writing at its beginning. This does not truncate the
+        file."""
         descriptor = os.open(self.at(name), _EXISTING, dir_fd=self.descriptor)
         return os.fdopen(descriptor, "wb", buffering=0)
 
     @contextmanager
     def write(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file for writing under a hidden name. When the block succeeds it gets its
-        name, and replaces an earlier file, or a link, of that name; otherwise it is
-        removed. Errors are StoreErrors that name the file."""
+        """Open a file for the block to write, under a hidden name. If the block succeeds,
+        the file gets its final name, and replaces an earlier file, or a link, of that
+        name. If the block fails, the file is removed.
+
+        Args:
+            relative: the path of the file; missing folders on it are made.
+
+        Raises:
+            StoreError: the file cannot be written; also for an OSError of the block.
+        """
         above, _, name = relative.rpartition("/")
         with (
             reported(self.path / relative),
@@ -183,18 +196,17 @@ class Folder(OpenFolder):
             )
 
     def publish(self, new: Folder, name: str) -> None:
-        """Give a folder in this one its final name, unless somebody has put something else
-        in its place meanwhile.
+        """Give a folder in this one its final name.
 
         Args:
             new: the open folder, which has a hidden name.
-            name: the final one.
+            name: its final name.
 
         Raises:
-            StoreError: the folder was replaced meanwhile.
+            StoreError: another process has put something else under the hidden name.
         """
-        # A name may be given to something else between two system calls; so it is
-        # compared before the rename and after it.
+        # Another process may do so at any time; so the folder under the name is compared
+        # with `new` before the rename and after it.
         hidden = new.path.name
         if new.is_entry_of(self, hidden):
             self.replace(hidden, name)
@@ -213,19 +225,19 @@ class Folder(OpenFolder):
         return False
 
     def remove(self, relative: str) -> None:
-        """Remove a file, or a folder with all that is in it, then the folders on the way to
-        it that are empty. What cannot be removed stays, without an error. No link is
-        followed."""
+        """Remove a file, or a folder with everything in it; then the folders above it,
+        below this one, that are empty by now. What cannot be removed stays, without an
+        error. No link is followed."""
         first, _, rest = relative.partition("/")
         if rest:
             with suppress(OSError), self.child(first) as folder:
                 folder.remove(rest)
             self.remove_empty(first)
             return
-        # a link to a folder is none itself, and is unlinked
+        # a link to a folder counts as a file here: only the link is removed
         with suppress(OSError):
             if stat.S_ISDIR(self.stat(first).st_mode):
-                # by descriptors where the system has them, so that no link is followed
+                # with `dir_fd`, rmtree follows no link
                 shutil.rmtree(
                     self.at(first), ignore_errors=True, dir_fd=self.descriptor
                 )
@@ -233,8 +245,8 @@ class Folder(OpenFolder):
                 os.unlink(self.at(first), dir_fd=self.descriptor)
 
     def remove_files(self, names: Iterable[str]) -> None:
-        """Remove files, in this order, then all folders in this one that hold nothing. A
-        file that is gone, or has become a folder, is passed over.
+        """Remove files in the given order, then all empty folders below this one. A file
+        that is gone, or has become a folder, is passed over.
 
         Args:
             names: paths in this folder.
@@ -253,7 +265,7 @@ class Folder(OpenFolder):
         self._remove_empty_folders()
 
     def _remove_empty_folders(self) -> None:
-        """Remove the folders in this one that hold nothing but such folders."""
+        """Remove all folders below this one that hold no file, at any depth."""
         for entry in self.entries():
             if entry.is_dir(follow_symlinks=False):
                 with suppress(OSError), self.child(entry.name) as folder:
@@ -261,37 +273,37 @@ class Folder(OpenFolder):
                 self.remove_empty(entry.name)
 
     def remove_empty(self, name: str) -> None:
-        """Remove a folder in this one, if nothing is in it."""
+        """Remove a folder in this one if it is empty; else do nothing."""
         with suppress(OSError):
             os.rmdir(self.at(name), dir_fd=self.descriptor)
 
 
 def hidden_name(name: str, ending: str = PART) -> str:
-    """A hidden name that nobody can guess.
+    """A new hidden name, which nobody can guess.
 
     Args:
-        name: the one that the file or folder will get (PART), or has had (OLD).
+        name: the name that the file or folder will get (PART), or had before (OLD).
         ending: PART or OLD.
     """
-    # cut in bytes, which may split a character: a name need not be text
+    # the cut may split a character of several bytes: names need not be valid text
     cut = os.fsdecode(os.fsencode(name)[:_LONGEST])
     return f".{cut}.{_digest(name)}.{secrets.token_hex(8)}{ending}"
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a name is one from `hidden_name`. A file or folder with such a name is being
-    written, or was left by a process that was killed."""
+    """Whether `hidden_name` made this name. A file or folder with such a name is being
+    written or replaced, or a process was killed meanwhile and left it."""
     return _HIDDEN.fullmatch(name) is not None
 
 
 def hides(hidden: str, name: str) -> bool:
-    """Whether `hidden` is a name from `hidden_name` for `name`."""
+    """Whether `hidden` is a name that `hidden_name` made for `name`."""
     match = _HIDDEN.fullmatch(hidden)
     return match is not None and match[1] == _digest(name)
 
 
 def _digest(name: str) -> str:
-    """A digest of the full name, which a hidden name has in it."""
+    """The digest that the hidden names of a file or folder contain, in hexadecimal."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
@@ -303,12 +315,14 @@ _GO_ON = (
 
 @contextmanager
 def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError: `path` cannot be written."""
+    """Turn an OSError of the block into a StoreError that says that `path` cannot be
+    written."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        # missing folders are made, so that it is not the path that is wrong
+        # The system's "No such file or directory" would mislead: missing folders are
+        # made, and here that was not possible.
         if error.errno == errno.ENOENT:
             reason = "no file or folder can be made there"
         raise StoreError(f"{path} cannot be written: {reason}", hint) from error

@@ -95,10 +95,12 @@ class Input:
     """[1, C, H, W], or several of these."""
     preprocessing: Text
     frames: Count | None = None
-    """How many, for a clip [1, T, C, H, W]; None for clips [1, C, T, H, W], and images."""
+    """The number of frames T of a clip [1, T, C, H, W]; None for a clip [1, C, T, H, W],
+    and for an image."""
     window: Annotated[list[int], Meta(min_length=4, max_length=4)] | None = None
-    """Top, left, height and width of the whole image in the input, in pixels, where
-    there are detections; beyond the edges of the input where it was cropped."""
+    """Top, left, height and width of the whole image in the input, in pixels. If the
+    image was cropped, the window reaches beyond the input. None for an image without
+    detections."""
 
     @property
     def shapes(self) -> list[list[int]]:
@@ -108,9 +110,9 @@ class Input:
 
     @property
     def shown(self) -> tuple[int, int] | None:
-        """Width and height that input.png must have. Frames, and several inputs, stand
-        side by side in it. None where this is not known: an input is no picture, or not
-        of the first one's shape but for height and width."""
+        """Width and height that input.png must have: it shows frames, and several inputs,
+        side by side. None where the size is not known: an input is not a picture, or
+        inputs differ in another axis than height and width."""
         first = self.shapes[0]
         for shape in self.shapes:
             is_picture = len(shape) in (4, 5) and shape[-2:] != [1, 1]
@@ -183,8 +185,8 @@ class Manifest:
 
     @property
     def boxes(self) -> list[InputBox]:
-        """The boxes of the detections, in pixels of input.png; none where the manifest
-        does not say where in it the image lies."""
+        """The boxes of the detections, in pixels of input.png. Empty where the manifest
+        has no window of the image in it, or no size of the image."""
         size = self.image.size
         if self.input.window is None or size is None:
             return []
@@ -206,7 +208,7 @@ class Manifest:
 
     @property
     def named(self) -> list[str]:
-        """The files that an image with these captures has, but for the manifest."""
+        """All files that belong to the image, but for the manifest itself."""
         names = [INPUT_FILE]
         for row in self.captures:
             names += row.files
@@ -223,14 +225,14 @@ def read_manifest(data: bytes) -> Manifest:
         data: all of the file, from anywhere.
 
     Returns:
-        A manifest whose fields have their types and agree with one another. Whether the
-        files are there and fit it is not checked: `read_image` does.
+        A manifest whose fields have their types and agree with one another. The files
+        that it lists are not looked at: `read_image` checks them.
 
     Raises:
         ValueError: the message names the first misfit.
     """
-    # The decoder of msgspec is fast. What it refuses is read once more, by `convert`,
-    # whose message says what does not fit.
+    # The decoder of msgspec is fast. If it refuses the content, `convert` reads it once
+    # more: the message of `convert` says what does not fit.
     manifest = None
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
@@ -254,10 +256,11 @@ def read_manifest(data: bytes) -> Manifest:
 
 
 class DamagedError(StoreError):
-    """A file of an image that seemed whole cannot be read; the other images go on."""
+    """A file of an image cannot be read, though the image was complete when it was read.
+    A command goes on with the other images."""
 
     def __init__(self, image: ReadImage, message: str) -> None:
-        """Blame `image`, which callers leave out."""
+        """Make the error; `image` is the image to leave out."""
         super().__init__(message)
         self.image = image
 
@@ -265,36 +268,37 @@ class DamagedError(StoreError):
 @dataclass(frozen=True)
 class ReadImage:
     """A complete image of a run: when it was read, all its files were there and fitted
-    its manifest. The methods that read a file raise DamagedError where it was changed
-    since."""
+    its manifest. A method that reads a file raises DamagedError if the file no longer
+    fits."""
 
     root: Path
     """The run directory."""
     folder: str
-    """The image's folder in it, a relative path; empty where the files lie in `root`."""
+    """The image's folder, relative to `root`; empty where the files lie in `root`."""
     manifest: Manifest
     input_size: tuple[int, int]
     """Width and height of input.png; (0, 0) where there is none."""
     sizes: Mapping[str, int]
     """Bytes of its pictures and tensors, by their names in the folder."""
     kept_stats: Mapping[str, Floats] | None = None
-    """What `stats` returns; None where that reads the file."""
+    """What `stats` returns; None if `stats` reads the file at each call."""
     pixels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Width and height of pictures; filled by `read_pictures` alone."""
+    """Width and height of pictures, by name; only `read_pictures` fills it."""
 
     @property
     def name(self) -> str:
-        """Its path relative to the argument it came from."""
+        """The path of the image's file, relative to the argument that it came from."""
         return self.manifest.image.path
 
     @property
     def path(self) -> Path:
-        """Its folder."""
+        """The image's folder."""
         return self.root / self.folder
 
     @cached_property
     def captures(self) -> Mapping[CaptureKey, Capture]:
-        """The rows of the manifest by their keys, in the order in which they ran."""
+        """The captures of the manifest by their keys, in the order in which their tensors
+        were captured."""
         return {row.capture_key: row for row in self.manifest.captures}
 
     def stats(self) -> Mapping[str, Floats]:
@@ -312,7 +316,7 @@ class ReadImage:
 
     def tensor(self, row: Capture) -> np.ndarray | None:
         """The tensor of a capture as the layer gave it, of the shape `row.shape`; None
-        where none was kept."""
+        where the run did not keep the tensor."""
         if row.tensor is None:
             return None
         with self._reading(row.tensor) as file:
@@ -332,17 +336,16 @@ class ReadImage:
         """The levels of a capture's picture.
 
         Returns:
-            The levels, uint8 [height, width], and the palette, uint8 [colours, 3], or
-            None for the palette of a grey picture. None instead of both where the
-            picture has no levels: it is no PNG, or has full colours; or where it is too
-            large for Pillow.
+            The levels, uint8 [height, width], and the palette, uint8 [colours, 3]; the
+            palette of a grey picture is None. None instead of both if the picture is not
+            a PNG, has full colours instead of levels, or is too large for Pillow.
         """
         limit = Image.MAX_IMAGE_PIXELS
         is_too_large = limit is not None and row.plan.pixels > limit
         if is_too_large or not format_of(row.file).levels:
             return None
         picture = self.picture(row.file)
-        if picture.mode not in ("L", "P"):  # maps over the input, or components
+        if picture.mode not in ("L", "P"):  # full colours
             return None
         colors = picture.getpalette()
         # Pillow has a flat list: red, green and blue of each level
@@ -352,16 +355,16 @@ class ReadImage:
         return np.asarray(picture), palette
 
     def picture(self, relative: str) -> Image.Image:
-        """A picture of this image, decoded.
+        """Decode a picture of this image.
 
         Args:
-            relative: its path in the image's folder.
+            relative: the path of the picture in the image's folder.
 
         Raises:
             DamagedError: it cannot be read.
-            KeyError: the path has the ending of no picture.
+            KeyError: the ending of the path is not that of a picture.
         """
-        # Pillow would start Ghostscript for EPS that is called .png
+        # Only this format: Pillow would start Ghostscript for an EPS file named .png.
         formats = [format_of(relative).pillow]
         with (
             self._reading(relative) as file,
@@ -376,24 +379,28 @@ class ReadImage:
         return np.asarray(self.picture(INPUT_FILE))
 
     def content(self, relative: str) -> bytes:
-        """The bytes of a picture; DamagedError where they are more than when the image
-        was read.
+        """The bytes of a picture.
 
         Args:
-            relative: its path in the image's folder, a key of `sizes`.
+            relative: the path of the picture in the image's folder, a key of `sizes`.
+
+        Raises:
+            DamagedError: the file is gone, a link, or larger than when the image was
+                read.
         """
         with self._opened() as folder:
             return folder.read(relative, self.sizes[relative])
 
     @contextmanager
     def open(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file of this image; no link is followed below the run directory.
+        """Open a file of this image for the block. No link is followed below the run
+        directory.
 
         Args:
-            relative: its path in the image's folder, with forward slashes.
+            relative: the path of the file in the image's folder, with forward slashes.
 
         Raises:
-            DamagedError: it is gone, or has become a link.
+            DamagedError: the file is gone, or has become a link.
         """
         with self._opened() as folder:
             file = folder.open(relative)
@@ -415,8 +422,12 @@ class ReadImage:
 
     @contextmanager
     def _opened(self) -> Iterator[ReadFolder]:
-        """Open the image's folder. Where it, or a file that the block opens in it, is
-        gone or a link, that is a DamagedError."""
+        """Open the image's folder for the block.
+
+        Raises:
+            DamagedError: the folder, or a file that the block opens in it, is gone or a
+                link.
+        """
         try:
             with (
                 _errors_named(self.folder),
@@ -428,14 +439,14 @@ class ReadImage:
 
 
 def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
-    """Read a complete image. Its files are compared with the manifest: their sizes, the
-    headers of the pictures, and the shapes of the statistics; checksums are not.
+    """Read a complete image. The sizes of the files, the headers of the pictures and the
+    shapes of the statistics are compared with the manifest. Checksums are not compared.
 
     Args:
         root: the run directory.
         folder: the image's folder in it, with forward slashes.
-        keep_stats: whether the statistics stay in memory, else they are read again
-            when they are needed.
+        keep_stats: whether the statistics stay in memory. If not, `ReadImage.stats`
+            reads them at each call.
 
     Raises:
         StoreError: a file is missing, cannot be read, or does not fit.
@@ -471,8 +482,8 @@ def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
 
 
 def _headers(folder: ReadFolder, manifest: Manifest) -> dict[str, PictureHeader]:
-    """The headers of all pictures that a manifest names, by file; StoreError where one
-    is not of the size that the manifest says."""
+    """The headers of all pictures that a manifest names, by file. `picture_header` raises
+    StoreError for a size other than that in the manifest."""
     headers = {}
     for row in manifest.captures:
         headers[row.file] = picture_header(folder, row.file, row.size)
@@ -489,29 +500,32 @@ def read_pictures(
     rows: Sequence[Capture] = (),
     may_be_missing: bool = False,
 ) -> ReadImage:
-    """The pictures of an audit, of exemplars or of kernels, as an image without input
-    and statistics, whose `pixels` are known.
+    """Read the headers of the pictures of an audit, of exemplars or of kernels.
 
     Args:
-        root: the folder that holds them.
-        name: what the image is called.
+        root: the folder that holds the pictures.
+        name: the name of the returned image.
         files: the pictures, relative to the folder.
-        rows: the captures of those that are grids.
-        may_be_missing: leave out pictures that are not there.
+        rows: the captures of the grids among the pictures; a grid must have the size in
+            its row.
+        may_be_missing: leave out missing pictures instead of an error.
+
+    Returns:
+        An image that has only `captures`, `sizes` and `pixels`.
 
     Raises:
-        StoreError: a file is no picture, or a grid has not the size of its row.
-        FileNotFoundError: a picture is missing, and may not be.
+        StoreError: a file is not a picture, or a grid has another size than its row.
+        FileNotFoundError: a picture is missing, without `may_be_missing`.
         FileError: a picture cannot be opened, or is a link.
     """
     sizes = {}
     pixels = {}
     expected = {row.file: row.size for row in rows}
     # an audit may have been copied without its pictures
-    passed_over = [FileNotFoundError] if may_be_missing else []
+    ignored_errors = [FileNotFoundError] if may_be_missing else []
     with ReadFolder(root) as folder:
         for file in files:
-            with suppress(*passed_over):
+            with suppress(*ignored_errors):
                 header = picture_header(folder, file, expected.get(file))
                 sizes[file] = header.bytes
                 pixels[file] = header.pixels
@@ -554,7 +568,7 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
 
 
 class PictureHeader(NamedTuple):
-    """What is known of a picture before its pixels are decoded."""
+    """The size of a picture, in pixels and in bytes."""
 
     pixels: tuple[int, int]
     """Width and height."""
@@ -568,12 +582,13 @@ def picture_header(
     """Read the header of a picture.
 
     Args:
-        folder: of the image.
-        name: of the file in it.
-        expected: width and height by the manifest; None takes any.
+        folder: the open folder that the picture is in.
+        name: the path of the picture in the folder.
+        expected: width and height in the manifest; None allows any size.
 
     Raises:
-        StoreError: it is not of the format of its name, or of another size.
+        StoreError: the name does not end as that of a picture, the file has another
+            format than its name says, or another size than `expected`.
         FileNotFoundError: there is no such file.
         FileError: it cannot be opened, or is a link.
     """
@@ -596,8 +611,9 @@ def picture_header(
 
 
 def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
-    """The header of a PNG; None where the file is not a PNG. A run holds thousands of
-    them: width and height stand in the first bytes, and Pillow would read more."""
+    """The header of a PNG; None where the file is not a PNG."""
+    # A run has thousands of PNG. Width and height stand in the first bytes, and Pillow
+    # would read more than these.
     head, size = folder.head(name, _PNG_HEAD)
     if len(head) < _PNG_HEAD or not head.startswith(_PNG):
         return None
@@ -607,13 +623,16 @@ def _png_header(folder: ReadFolder, name: str) -> PictureHeader | None:
 
 
 def _pillow_header(folder: ReadFolder, name: str, format: str) -> PictureHeader | None:
-    """The header of a picture; None where Pillow cannot read the file as one.
+    """The header of a picture, as Pillow reads it; None where the file does not have the
+    format.
 
     Args:
-        format: Pillow's name of the format, `WEBP`.
+        folder: the open folder that the picture is in.
+        name: the path of the picture in the folder.
+        format: Pillow's name of the format, such as `WEBP`.
     """
     with folder.open(name) as file, warnings.catch_warnings():
-        # no pixel is decoded here
+        # the warning is about memory for the pixels, which are not decoded here
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         size = os.fstat(file.fileno()).st_size
         try:
@@ -624,15 +643,15 @@ def _pillow_header(folder: ReadFolder, name: str, format: str) -> PictureHeader 
 
 
 def format_of(name: str) -> PictureFormat:
-    """The format of a picture by the ending of its file's name; KeyError where that is
-    the ending of no picture."""
+    """The format of a picture, by the ending of its file's name; KeyError for any other
+    ending."""
     return FORMATS[PurePosixPath(name).suffix[1:]]
 
 
 @contextmanager
 def _errors_named(folder: str) -> Iterator[None]:
-    """Turn errors of files of an image, which a `ReadFolder` raises, into a StoreError
-    that names the folder, too."""
+    """Turn the errors of a `ReadFolder`, which name only the file, into StoreErrors that
+    also name the image's folder."""
     try:
         yield
     except FileNotFoundError as error:
@@ -648,13 +667,13 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, as `ReadImage.stats` has them.
 
     Raises:
-        StoreError: the file does not hold what the rows say.
+        StoreError: the file does not have the arrays of all rows.
         FileNotFoundError: there is no such file.
         FileError: it has more than MOST_STATS bytes, or cannot be read.
     """
     data = folder.read(STATS_FILE, MOST_STATS)
     where = quoted(f"{folder.name}/{STATS_FILE}")
-    # arrays may overlap in a zip file, which then is small and what it holds is not
+    # Arrays may overlap in a zip file: a small file could then fill the memory.
     if len(data) < sum(row.maps for row in rows) * 4 * len(STAT_COLUMNS):
         raise StoreError(
             f"{where} has {len(data):,} bytes, too few for the maps of its manifest"
@@ -670,8 +689,16 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
 
 
 def _stats_of_row(arrays: Mapping[str, np.ndarray], row: Capture) -> dict[str, Floats]:
-    """The two arrays of a row, as `ReadImage.stats` has them; ValueError where the file
-    has no statistics of it, or an array has another shape."""
+    """The two arrays of a row, by their keys, as `ReadImage.stats` has them.
+
+    Args:
+        arrays: all arrays of the file, by key.
+        row: the row of the manifest.
+
+    Raises:
+        ValueError: the statistics of the row are missing, or an array has another shape
+            or type.
+    """
     key = row.capture_key.stats_key
     array = arrays.get(key)
     if array is None:

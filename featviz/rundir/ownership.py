@@ -1,10 +1,11 @@
-"""What featviz wrote: what `--overwrite` may remove, and what must stay.
+"""Which files featviz wrote, so that `--overwrite` may remove them; all others must stay.
+"Ours" below means: written by featviz.
 
-A folder is ours if our record in it says what our writers always say. A file in it is
-ours if that record, or the manifest of one of its images, lists it; if its hidden name
-says that its command was killed; or, for a page or JUnit XML, if its head says so.
-The records here have fewer fields than those of the readers: the owner of a run that
-cannot be shown must be able to replace it."""
+A folder is ours if it holds a record with the fields that featviz always writes. A file
+in it is ours if that record, or the manifest of an image, lists the file; if the file has
+a hidden name, which a killed command has left; or, for a page or JUnit XML, if its first
+bytes name featviz. The records here have fewer fields than those in `read.py`: a user
+must be able to replace even a run that can no longer be read."""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ from featviz.rundir.locks import is_lock
 from featviz.text import safe_path
 
 _HEAD = 1000
-"""Bytes within which a file says who wrote it."""
+"""A page or JUnit XML names featviz within this many of its first bytes."""
 _LARGEST_RECORD = 2**28
-"""Bytes of a record."""
+"""The most bytes that a record may have."""
 _Version = Annotated[int, Meta(ge=1)]
 _LISTINGS = (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD)
 EVENTS = "events.out.tfevents."
-"""How the names of TensorBoard's files begin, which are left alone."""
+"""How the names of TensorBoard's files begin. featviz never removes these."""
 _LAYER_FILE = re.compile(
     rf"(\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?|[^/]+__\d{{3,}}_[^/]+)"
     rf"\.({'|'.join(FORMATS)}|npy)"
@@ -57,8 +58,8 @@ folder `cat__004_conv1.png`."""
 
 
 class WrittenListing(msgspec.Struct):
-    """What the record of an audit, a comparison, exemplars or a report's folder always
-    says."""
+    """The fields that the record of an audit, a comparison, exemplars or a report's folder
+    always has."""
 
     schema_version: _Version
     featviz: str
@@ -66,18 +67,18 @@ class WrittenListing(msgspec.Struct):
 
 
 class WrittenManifest(msgspec.Struct):
-    """What a manifest always says."""
+    """The fields of a manifest by which it is recognised, and `captures`."""
 
     schema_version: _Version
     files: list[Any]
     image: dict[str, Any] = {}
-    """Empty in that of kernels."""
+    """Empty in the manifest of kernels."""
     captures: Any = None
     """Empty where no layer could be drawn."""
 
 
 class WrittenSettings(msgspec.Struct):
-    """What run.json always says, whatever was drawn."""
+    """The fields that run.json always has, for a run and for kernels."""
 
     schema_version: _Version
     featviz: str
@@ -88,18 +89,18 @@ class WrittenSettings(msgspec.Struct):
 
 
 class WrittenKernels(WrittenSettings):
-    """What the run.json of `featviz kernels` always says."""
+    """The fields that the run.json of `featviz kernels` always has."""
 
     kind: Literal["kernels"]
 
 
 class WrittenRun(WrittenSettings):
-    """What the run.json of a run always says."""
+    """The fields that the run.json of a run always has."""
 
     images: dict[str, Any]
     failures: list[Any]
     kind: Literal["run"] = "run"
-    """The run.json of a run has no `kind`; that of another result names its own."""
+    """The run.json of a run has no `kind`, that of any other result has one."""
 
 
 _RECORDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
@@ -107,7 +108,7 @@ _RECORDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     MANIFEST_FILE: (WrittenManifest,),
     RUN_FILE: (WrittenRun, WrittenKernels),
 }
-"""What a record says, by its file's name: one of these."""
+"""The types that a record may have, by the name of its file."""
 
 
 def record_of(root: Path, path: str) -> msgspec.Struct | None:
@@ -115,12 +116,12 @@ def record_of(root: Path, path: str) -> msgspec.Struct | None:
 
     Args:
         root: the folder of the result.
-        path: of the record in it, with forward slashes. Its last part is a key of
-            `_RECORDS`.
+        path: the path of the record, relative to `root`, with forward slashes. Its last
+            part is a key of `_RECORDS`.
 
     Returns:
-        The record; None where there is no such file, it cannot be read (it is damaged,
-        a link, too large), or does not say what our records always say.
+        The record. None if there is no such file; if it cannot be read (damaged, a link,
+        too large); or if it lacks a field that our records always have.
     """
     folder, _, name = path.rpartition("/")
     try:
@@ -135,7 +136,7 @@ def record_of(root: Path, path: str) -> msgspec.Struct | None:
 
 
 def holds_run(root: Path) -> bool:
-    """Whether a folder holds a run, or kernels, by its run.json alone."""
+    """Whether a folder holds the run.json of a run, or of kernels."""
     return record_of(root, RUN_FILE) is not None
 
 
@@ -143,8 +144,8 @@ class Contents(NamedTuple):
     """The files below a folder, but for locks."""
 
     ours: list[str]
-    """Paths of the files that featviz wrote, in the order in which they are to be
-    removed: manifests and then records come last, since they tell what is ours."""
+    """Paths of the files that featviz wrote, in the order in which they are removed:
+    manifests and then records come last, since they tell which files are ours."""
     others: list[str]
     """Paths of all other files, but for TensorBoard's events."""
     drawn_images: int
@@ -152,10 +153,10 @@ class Contents(NamedTuple):
 
 
 def look(root: Path) -> Contents:
-    """Tell the files below a folder that featviz wrote from those that it did not.
+    """Sort the files below a folder into those that featviz wrote and all others.
 
     Args:
-        root: any folder; one that does not exist counts as empty.
+        root: the folder; one that does not exist counts as empty.
     """
     is_regular = {path: regular for path, regular in walk(root) if not is_lock(path)}
     listed = set[str]()
@@ -164,7 +165,7 @@ def look(root: Path) -> Contents:
         if isinstance(record, WrittenListing):
             listed |= {path, *_files(record, path)}
     drawn_images = 0
-    # a manifest alone proves nothing: other programs have files of this name
+    # without a run.json, a manifest proves nothing: other programs have manifest.json
     if holds_run(root):
         listed.add(RUN_FILE)
         for path in is_regular:
@@ -175,27 +176,27 @@ def look(root: Path) -> Contents:
     ours = []
     foreign = []
     for path, regular in is_regular.items():
-        # featviz writes regular files alone: a link with a listed name is somebody's
-        if regular and (path in listed or _says_so_itself(root, path)):
+        # featviz writes only regular files: somebody else made a link with a listed name
+        if regular and (path in listed or _is_marked_as_ours(root, path)):
             ours.append(path)
         elif not is_events(path):
             foreign.append(path)
-    # Where the removal is killed, the records that are left still tell what is ours.
+    # if the removal is killed, the records that are left still tell which files are ours
     ours.sort(key=lambda path: (path in _RECORDS, path.endswith(f"/{MANIFEST_FILE}")))
     return Contents(ours, foreign, drawn_images)
 
 
 def _manifest_at(root: Path, path: str) -> WrittenManifest | None:
-    """The manifest at a path in a run directory; None where the path is not that of a
-    manifest, the file cannot be read, or it is of an image of another folder."""
+    """The manifest at a path in a run directory. None if no manifest has this path, the
+    file cannot be read, or it is the manifest of an image of another folder."""
     folder, _, name = path.rpartition("/")
     if name != MANIFEST_FILE:
         return None
     manifest = record_of(root, path)
     if not isinstance(manifest, WrittenManifest):
         return None
-    # a manifest that was copied elsewhere says nothing of the files it lies beside
-    image = manifest.image.get("path", "")  # none in the manifest of kernels
+    # a manifest that was copied into another folder does not list the files there
+    image = manifest.image.get("path", "")  # the manifest of kernels has no path
     if not isinstance(image, str) or safe_path(image) != folder:
         return None
     return manifest
@@ -205,7 +206,7 @@ def _files(record: WrittenListing | WrittenManifest, path: str) -> Iterator[str]
     """The files that a record lists: paths relative to the folder of the result.
 
     Args:
-        path: of the record, relative to the same folder.
+        path: the path of the record, relative to the folder of the result.
     """
     folder = path.rpartition("/")[0]
     # a manifest has an object for each file, the other records its name
@@ -221,10 +222,10 @@ def is_events(name: str) -> bool:
 
 
 def is_own_name(inside: str) -> bool:
-    """Whether featviz gives a file in an image's folder this name.
+    """Whether featviz gives files in an image's folder such a name.
 
     Args:
-        inside: its path relative to that folder.
+        inside: the path of a file, relative to the image's folder.
     """
     if inside in (MANIFEST_FILE, STATS_FILE, INPUT_FILE):
         return True
@@ -245,7 +246,7 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
         try:
             with os.scandir(root / folder) as scanned:
                 entries = sorted(scanned, key=lambda entry: entry.name)
-        # it is gone, or closed to this user: nothing in it can be removed
+        # the folder is gone, or this user may not read it
         except OSError:
             continue
         inner = []
@@ -254,7 +255,7 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
                 inner.append(f"{folder}{entry.name}/")
             else:
                 yield f"{folder}{entry.name}", entry.is_file(follow_symlinks=False)
-        # the last one waiting is next: in order of names, they wait in reverse
+        # the last of `waiting` is next; reversed, folders come in the order of their names
         waiting += reversed(inner)
 
 
@@ -265,24 +266,31 @@ class FileKind(NamedTuple):
     """A kind of single file that featviz writes."""
 
     description: str
-    """For messages."""
+    """What the kind is called in messages."""
     head: bytes | None
-    """Bytes that are among its first ones, or those of the first page of a zip file.
-    None: no earlier file is recognised, and so none is replaced."""
+    """Bytes by which such a file is recognised. They are among the first bytes of the
+    file; of a zip file, among the first bytes of its index.html. None if files of this
+    kind cannot be recognised, and so are never replaced."""
 
 
 _GENERATOR = b'<meta name="generator" content="featviz'
 PAGE = FileKind("page of featviz", _GENERATOR)
 REPORT_ALONE = FileKind("report of featviz", _GENERATOR)
 JUNIT = FileKind("JUnit XML of featviz", b'<testsuites name="featviz ')
-# a list of channels says nothing of who wrote it
+# nothing in a list of channels names the program that wrote it
 PRUNING = FileKind("file that says featviz wrote it", None)
 _PAGES = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}
-"""Files that say themselves that featviz wrote them, by the endings of their names."""
+"""The kinds of files that are recognised by their first bytes, by the endings of their
+names."""
 
 
 def picture_of(command: str) -> FileKind:
-    """A PNG that a command wrote, by its text chunk `Software`."""
+    """The kind of the PNG that a command writes, recognised by their text chunk
+    `Software`.
+
+    Args:
+        command: the name of the command, such as `look`.
+    """
     return FileKind(
         f"picture of featviz {command}", b"Software\0featviz " + command.encode()
     )
@@ -303,8 +311,8 @@ _UNREADABLE = (
 
 
 def is_of_kind(path: Path, file_kind: FileKind) -> bool:
-    """Whether featviz wrote a file as one of this kind, by its first bytes; False where
-    it cannot be read."""
+    """Whether the first bytes of a file say that featviz wrote it, as a file of this
+    kind. False if the file cannot be read."""
     try:
         return file_kind.head is not None and file_kind.head in _head(path)
     except _UNREADABLE:
@@ -312,26 +320,27 @@ def is_of_kind(path: Path, file_kind: FileKind) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file; of a zip file, those of the `index.html` in it.
+    """The first bytes of a file; for a zip file, the first bytes of its `index.html`.
 
     Raises:
         One of `_UNREADABLE`.
     """
     with open_regular(path) as file:
         head = file.read(_HEAD)
-        # as every zip file with something in it begins
+        # every zip file that is not empty begins so
         if not head.startswith(b"PK"):
             return head
         with zipfile.ZipFile(file) as archive, archive.open(INDEX_FILE) as page:
             return page.read(_HEAD)
 
 
-def _says_so_itself(root: Path, path: str) -> bool:
-    """Whether a file that no record lists is ours: its name, or that of a folder of it,
-    is hidden, as where a command was killed; or its first bytes say so.
+def _is_marked_as_ours(root: Path, path: str) -> bool:
+    """Whether a file that no record lists is ours. This is so if the file, or a folder on
+    the way to it, has a hidden name, which a killed command has left; or if its first
+    bytes say so.
 
     Args:
-        path: of the file, relative to `root`.
+        path: the path of the file, relative to `root`.
     """
     if any(map(is_hidden, path.split("/"))):
         return True

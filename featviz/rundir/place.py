@@ -1,6 +1,6 @@
-"""Where a result may be written: apart from what is read, and in the place of an earlier
-result only if featviz wrote all that is there. It is written into a hidden folder beside
-its place, which it gets at the end."""
+"""Where a result may be written. A result may not replace an input, and may replace an
+earlier result only if featviz wrote all files of it. The new result is written into a
+hidden folder in the same parent folder, and renamed at the end."""
 
 from __future__ import annotations
 
@@ -89,21 +89,20 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
         None where there is no earlier result.
 
     Raises:
-        StoreError: it is a file, holds what featviz did not write, or an earlier result
-            that is not to be replaced. A run without a picture may be replaced even
-            without `overwrite`.
+        StoreError: `root` is a file, or holds what featviz did not write, or an earlier
+            result without `overwrite`. An earlier run without any picture is no error.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(
             f"--out {root} is a file, not a folder", "name another with --out"
         )
-    # without our record nothing there is ours, whatever its name
+    # without a record of featviz, no file counts as written by featviz
     record = record_of(root, record_name)
     if record is None:
         _check_empty(root, record_name)
         return None
     contents = look(root)
-    # somebody mends the command of a run that drew nothing, and gives it again
+    # after a run that drew nothing, people correct the command and repeat it
     if not overwrite and (contents.drawn_images or record_name != RUN):
         hint = "--out names another folder, --overwrite replaces it"
         result = f"an earlier result ({record_name})"
@@ -112,7 +111,7 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
             hint = f"`run --resume` goes on with it, {hint}"
         raise StoreError(f"--out {root} holds {result}", hint, add=("--overwrite",))
     if contents.others:
-        # those at the top tell most of what the folder is
+        # the files nearest to the top say best what the folder is
         nearest = sorted(contents.others, key=lambda path: (path.count("/"), path))
         names = listed([quoted(path, 80) for path in nearest], 3)
         raise StoreError(
@@ -123,14 +122,14 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
 
 
 def _check_empty(root: Path, record_name: str) -> None:
-    """Refuse a folder that holds more than locks, TensorBoard's events, and hidden files
-    of commands that were killed.
+    """Refuse a folder that is not empty. Locks, TensorBoard's events and the hidden files
+    of killed commands do not count.
 
     Args:
         record_name: the record of the result that is to be written, for the message.
 
     Raises:
-        StoreError: it holds anything else.
+        StoreError: the folder holds any other file.
     """
     for path, _ in walk(root):
         if is_lock(path) or is_hidden(path.partition("/")[0]) or is_events(path):
@@ -144,22 +143,22 @@ def _check_empty(root: Path, record_name: str) -> None:
 
 @contextmanager
 def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[Folder]:
-    """Make a hidden folder for the block to write into. If the block succeeds, it takes
-    the place of `root`: the result appears whole or not at all. An earlier result goes
-    then.
+    """Make a hidden folder for the block to write into. If the block succeeds, the folder
+    is renamed to `root`, and an earlier result there is removed: the new result appears
+    complete or not at all.
 
     Args:
         root: where the result will be; folders above it are made.
         record_name: the file that is the result's record.
-        overwrite: False refuses to begin where `root` holds an earlier result.
+        overwrite: whether an earlier result may be replaced.
 
     Raises:
-        StoreError: as from `check_free`, before and after the block; another process
-            holds a lock; or the folder cannot be made or renamed.
+        StoreError: `check_free` refuses `root`, before or after the block; another
+            process holds a lock; or the folder cannot be made or renamed.
     """
     final = real(root)
     with ExitStack() as locks:
-        # Both folders are locked: whoever finds one of them can tell whether it is being
+        # Both folders are locked, so that other processes see of each that it is being
         # written.
         locks.enter_context(held(root))
         check_free(root, record_name, overwrite)
@@ -172,9 +171,9 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
             try:
                 locks.enter_context(locked_new(new, f"--out {quoted(root)}"))
                 yield new
-                # once more, since the block may have taken hours
+                # checked once more, since the block may have taken hours
                 earlier = check_free(final, record_name, True)
-                if earlier is None:  # what killed commands left, or nothing
+                if earlier is None:  # there may be files that killed commands left
                     earlier = look(final).ours
                 # Windows renames no folder in which a file is open
                 if not BY_DESCRIPTOR:
@@ -186,18 +185,21 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
 
 
 def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> None:
-    """Let a new folder take the place of an earlier one, if there is one.
+    """Rename a new folder to its final path, and remove an earlier folder that had this
+    path.
 
     Args:
-        above: the folder of both.
-        new: the new folder, which is hidden.
-        final: the path that it gets.
-        earlier: files to remove, of the folder that was there. TensorBoard's events move
-            to the new folder; any other files stay, under a hidden name.
+        above: the parent folder of both.
+        new: the new folder, which has a hidden name.
+        final: the final path of the new folder.
+        earlier: the files of the earlier folder to remove. TensorBoard's events move to
+            the new folder. If other files are left, the earlier folder stays, under a
+            hidden name.
     """
     old_name = hidden_name(final.name, OLD)
     is_replaced = final.exists()
-    # two renames: killed between them, `locks.held` brings the earlier result back
+    # If this process is killed between the two renames, `locks.held` gives the earlier
+    # result its name back.
     if is_replaced:
         above.replace(final.name, old_name)
     try:
@@ -212,37 +214,38 @@ def _exchange(above: Folder, new: Folder, final: Path, earlier: list[str]) -> No
         if not is_replaced:
             return
         with above.child(old_name) as old:
-            # TensorBoard goes on writing its files
+            # other programs may still append to these files
             for path in filter(is_events, [path for path, _ in walk(old.path)]):
                 published.move_from(old, path)
     remove_result(above, old_name, earlier)
 
 
 def remove_result(above: Folder, name: str, files: Iterable[str]) -> None:
-    """Remove an earlier result.
+    """Remove the files of an earlier result, and its folder if it is empty then.
 
     Args:
-        above: the folder that its folder is in.
-        name: of its folder, which goes, too, if nothing else is in it.
-        files: paths in that folder.
+        above: the parent folder of the result's folder.
+        name: the name of the result's folder.
+        files: the files to remove, as paths in the result's folder.
     """
-    # no record lists the lock; a process that waits for it sees that the folder has gone
+    # no record lists the lock file, so it is removed here
     with above.folder(name) as folder:
         folder.remove_files([LOCK_FILE, *files])
     above.remove_empty(name)
 
 
 def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
-    """Remove the hidden folders of killed processes: new results that were to get the
-    path `final`, and earlier ones that had it. What cannot be removed stays.
+    """Remove the hidden folders that killed processes have left: unfinished results for
+    the path `final`, and earlier results that had this path. What cannot be removed
+    stays, without an error.
 
     Args:
-        above: the folder in which they are.
-        final: where the result will be.
+        above: the parent folder of `final`.
+        final: the path of the result.
         record_name: the file that is the result's record.
     """
     for entry in above.entries():
-        # others have the digest of another result in their names
+        # a hidden name says which path its folder is for
         if not hides(entry.name, final.name) or not entry.is_dir(follow_symlinks=False):
             continue
         try:
@@ -251,7 +254,7 @@ def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
             continue
         if entry.name.endswith(PART):
             above.remove(entry.name)
-        # without a result at `final`, it may be the only copy of the earlier one
+        # without a result at `final`, this may be the only copy of the earlier result
         elif record_of(final, record_name) is not None:
             with suppress(StoreError):
                 remove_result(above, entry.name, look(above.path / entry.name).ours)
@@ -260,16 +263,17 @@ def _clear_left_over(above: Folder, final: Path, record_name: str) -> None:
 def check_file(
     out: Path, file_kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> None:
-    """Refuse a file that would replace anything but an earlier one of the same kind.
+    """Refuse to write a file where something else is. An earlier file of the same kind may
+    be replaced.
 
     Args:
         out: the file, which need not exist.
-        file_kind: what is to be written.
-        option: the one that names the file, for messages.
-        overwrite: allow any file; a folder is refused all the same.
+        file_kind: the kind of the file that is to be written.
+        option: the option that names the file, for messages.
+        overwrite: whether a file of any kind may be replaced; a folder never is.
 
     Raises:
-        StoreError: it is a folder, or another file.
+        StoreError: `out` is a folder, or a file of another kind without `overwrite`.
     """
     if out.is_dir():
         raise StoreError(
@@ -287,11 +291,11 @@ def check_file(
 def writing(
     out: Path, file_kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> Iterator[BinaryIO]:
-    """Open a file for the block to write, after `check_file`, which has the same
-    parameters. It gets its name when the block succeeds.
+    """Check the file by `check_file`, which has the same parameters, and open it for the
+    block to write. The file gets its name if the block succeeds.
 
     Raises:
-        StoreError: as from `check_file`, or the file cannot be written.
+        StoreError: `check_file` refuses the file, or it cannot be written.
     """
     check_file(out, file_kind, option, overwrite)
     with write_file(out) as file:
@@ -300,11 +304,11 @@ def writing(
 
 @contextmanager
 def write_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for the block to write, which gets its name when the block succeeds.
-    Folders that are missing are made; an earlier file, or a link, is replaced.
+    """Open a file for the block to write. The file gets its name if the block succeeds;
+    an earlier file, or a link, of that name is replaced. Missing folders are made.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the file cannot be written.
     """
     with reported(path):
         folder = Folder.open(path.parent)
@@ -316,8 +320,8 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     """Refuse a destination that is an input, or a folder that holds one.
 
     Args:
-        out: where a file or folder is to be written.
-        option: the one that names `out`, for the message.
+        out: the file or folder that is to be written.
+        option: the option that names `out`, for the message.
         inputs: files or folders, which need not exist.
 
     Raises:
@@ -325,15 +329,15 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     """
     destination = os.path.realpath(out)
     within = destination.rstrip(os.sep) + os.sep
-    # of 10,000 images in few folders the folders alone are resolved
+    # 10,000 images are in few folders, so only the folders are resolved, each once
     real_folder = cache(os.path.realpath)
     for path in inputs:
         absolute = path.absolute()
-        # `..` is not in its parent, but above it
+        # the folder `x/..` does not lie in `x`, so it is resolved as a whole
         if absolute.name == "..":
             absolute = real(absolute)
         at_folder = Path(real_folder(absolute.parent), absolute.name)
-        # both where a link is and where it leads are in the way
+        # neither a link nor the file that it leads to may be replaced
         paths = {str(at_folder)}
         if at_folder.is_symlink():
             paths.add(os.path.realpath(at_folder))
@@ -346,15 +350,16 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
 
 
 def model_files(*models: str | None) -> list[Path]:
-    """The existing model files, and folders with a config.json, that MODEL strings name.
+    """The files of models, and the folders with a config.json, that MODEL strings name.
+    Only those that exist are returned.
 
     Args:
-        models: such as `net.pth`, `net.py:make`, `hf:DIR`; None and names of a library
-            lead to no file.
+        models: MODEL strings such as `net.pth`, `net.py:make`, `hf:DIR`. None, and the
+            name of a library's model, lead to no file.
     """
     paths = []
     for text in filter(None, models):
-        # which part of the text is a path, the file system tells
+        # any part of the text may be the path: those that exist are returned
         before, _, _ = text.rpartition(":")
         _, _, behind = text.partition(":")
         paths += [Path(name) for name in (text, behind, before) if name]

@@ -1,6 +1,6 @@
-"""Run directories, read back: the one reader of all commands. A run directory may come
-from anybody: an image that does not fit its manifest is left out and named. Nothing here
-needs torch."""
+"""Reads run directories, for all commands. A run directory may come from anybody: an image
+that does not fit its manifest is left out, and named in a message. Nothing here needs
+torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from featviz.text import counted, quoted, safe_path
 log = logging.getLogger(__name__)
 
 DEEPEST = 100
-"""Folders inside one another in which images are looked for."""
+"""How many folders deep images are looked for."""
 _MOST_NAMED = 20
-"""Images that are not whole, by name in warnings."""
+"""How many incomplete images are named in warnings."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Failure:
     image: Text
     error: Reason
     number: Count | None = None
-    """Its number among all images, from 0; None in run.json."""
+    """The number of the image among all images, from 0; None in run.json."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class ReadRun:
-    """A run directory; images in the order of the run."""
+    """What was read of a run directory. The images are in the order of the run."""
 
     root: Path
     record: Mapping[str, Any]
@@ -73,14 +73,13 @@ class ReadRun:
     images: Mapping[str, ReadImage]
     """Complete images, by name."""
     incomplete: Mapping[str, str]
-    """What is missing of images that were begun, or are only named in run.json: their
-    run was killed, or they were copied in part. By name; where no name is known, by
-    folder."""
+    """The incomplete images, each with what is missing: their run was killed, or only
+    some of their files were copied. By name; an image without a known name, by folder."""
     damaged: Mapping[str, str]
-    """Why images cannot be used whose manifest, or one of whose files, does not fit; by
-    name, or by folder."""
+    """The images whose manifest or files do not fit, each with the reason. By name; an
+    image without a known name, by folder."""
     url: Url | None = None
-    """The run that the user named, where `root` is a copy of one in a store."""
+    """The URL that the user named, if `root` is a copy of a run in a store."""
 
     @property
     def location(self) -> Path | Url:
@@ -94,14 +93,14 @@ class ReadRun:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The incomplete and the damaged images, sorted by name, and why they are left
-        out."""
+        """The incomplete and the damaged images, sorted by name, each with the reason why
+        it is left out."""
         return dict(sorted({**self.incomplete, **self.damaged}.items()))
 
     @property
     def missing(self) -> int:
-        """How many images the run was to have that are neither here nor named as failed
-        or left out."""
+        """How many images of the run are neither complete, nor failed, nor left out: the
+        run has not come to them."""
         known = len(self.images) + len(self.failures) + len(self.left_out)
         return max(0, int(self.record["images"]["total"]) - known)
 
@@ -135,17 +134,19 @@ def _checked(root: Path, content: Mapping[str, Any]) -> RunRecord:
 
 
 def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
-    """Read a run directory: run.json and all manifests. The other files are checked
-    against the manifests.
+    """Read a run directory: run.json and all manifests. The other files are compared with
+    the manifests, as `read_image` does.
 
     Args:
+        root: the run directory.
         keep_stats: whether the statistics of all images stay in memory.
 
     Returns:
-        The run; what is wrong with an image is in `incomplete` or `damaged`.
+        The run. An image that cannot be used is no error: it is in `incomplete` or in
+        `damaged`.
 
     Raises:
-        StoreError: it has no run.json, or one that cannot be read.
+        StoreError: run.json is missing, cannot be read, or is of another command.
     """
     content = schema.read_json(root / RUN_FILE)
     listed_names = _checked(root, content).images.complete
@@ -164,15 +165,15 @@ def read_run(root: Path, keep_stats: bool = False) -> ReadRun:
             damaged[name] = error.message
         else:
             images[image.name] = image
-    # A run that was killed between two writes of run.json has more images than this
-    # names. Where somebody removed folders, it has fewer.
+    # If a run was killed between two writes of run.json, it has more images than run.json
+    # names. If somebody removed folders, it has fewer.
     positions = {name: number for number, name in enumerate(listed_names)}
     for name in positions.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
 
     def in_run(name: str) -> tuple[int, list[str]]:
-        """The place of an image in the run. Those that run.json does not name come last,
-        in the order of their paths."""
+        """The key that sorts images in the order of the run. Images that run.json does
+        not name come last, in the order of their paths."""
         return positions.get(name, len(positions)), name.split("/")
 
     return ReadRun(
@@ -190,10 +191,10 @@ def _image_of(root: Path, folder: str, keep_stats: bool) -> ReadImage:
     Args:
         root: the run directory.
         folder: the image's folder in it, a relative path.
-        keep_stats: whether its statistics are kept in memory.
+        keep_stats: whether the image's statistics stay in memory.
 
     Raises:
-        StoreError: it cannot be read, or the folder does not have the image's name.
+        StoreError: the image cannot be read, or its folder has the name of another image.
     """
     image = read_image(root, folder, keep_stats)
     if safe_path(image.name) != folder:
@@ -201,17 +202,17 @@ def _image_of(root: Path, folder: str, keep_stats: bool) -> ReadImage:
             f"{quoted(folder)}/{MANIFEST_FILE}: image.path is {quoted(image.name)},"
             f" expected {quoted(folder)!r}"
         )
-    # the rows of `files` have been compared with what is there, and nobody reads them
-    # any more: a long run has millions
+    # The rows of `files` are dropped: a long run has millions, and nothing reads them
+    # after `read_image` has compared them with the files.
     return replace(image, manifest=replace(image.manifest, files=[]))
 
 
 def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> None:
-    """Warn of images that are not whole: a line for each of the first, and one with the
-    number of the others.
+    """Warn of incomplete images: a line for each of the first ones, and a line with the
+    number of the rest.
 
     Args:
-        images: what each lacks, by its name.
+        images: what is missing of each image, by name.
         before: the beginning of each line, such as `base: `.
         behind: the end of each line, such as `, and left out`.
     """
@@ -225,14 +226,15 @@ def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> No
 
 
 def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
-    """Find the folders of images, complete or not, at any depth. Links are not followed.
+    """Find the folders of complete and incomplete images, up to DEEPEST folders deep.
+    Links are not followed.
 
-    A folder without a manifest is an incomplete image if it has the model's input,
-    statistics, or a file that was being written.
+    A folder without a manifest is an incomplete image if it has an input.png, a stats.npz,
+    or a hidden file, which a killed run has left.
 
     Yields:
-        The folder, relative to the run directory, and what it lacks; None for a
-        complete image.
+        The folder, relative to the run directory, and what is missing in it; None instead
+        if it has a manifest.
     """
     for path, folders, files in os.walk(root):
         folder = Path(path).relative_to(root).as_posix()

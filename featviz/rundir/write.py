@@ -1,8 +1,7 @@
-"""A run directory that is written.
+"""Writes run directories.
 
-An image's files are written into a hidden folder beside its final one. The manifest is
-the last of them; then the folder gets its name. So a folder with a manifest is complete.
-Nothing here needs torch."""
+The files of an image are written into a hidden folder, the manifest last. Then the folder
+gets its final name. So a folder with a manifest is complete. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ from featviz.text import quoted, safe_name, safe_path
 from featviz.version import __version__
 
 _SHORT = 40
-"""Bytes of an image's name in the names of its files, so that what follows is not cut
-off."""
+"""How many bytes of an image's name stand in the names of its files (--flat). With more,
+the end of the names would be cut off."""
 _TRIES = 10
-"""How often a hidden folder is made where another process removes the empty folder
-above it."""
+"""How often `new_image` tries to make a folder, if another process removes the empty
+folder above it."""
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
@@ -50,16 +49,18 @@ class ImageFolder:
         """Make the object; nothing is written or read yet.
 
         Args:
-            name: of the folder, relative to the run directory, with forward slashes;
-                empty for `kernels`, whose files lie in the run directory itself.
-            new: the hidden folder of a new image, which will get this name, and is
-                closed then; None for a folder that has its name.
+            name: the final path of the folder, relative to the run directory, with
+                forward slashes; empty for `kernels`, whose files lie in the run
+                directory itself.
+            new: the open hidden folder of a new image; it is closed when it gets its
+                final name. None for a folder that has its final name.
         """
         self.run = run
         self.name = name
         self.path = run.root / name
         self._above = name.rpartition("/")[0]
-        """The folder above, relative to the run directory; empty for that itself."""
+        """The parent folder, relative to the run directory; empty if the parent is the
+        run directory."""
         self._new = new
         self._written: dict[str, dict[str, Any]] = {}
         """Rows of `files` of the manifest, by the paths of the files."""
@@ -68,10 +69,10 @@ class ImageFolder:
         """The path of a layer's file in this folder: `004_layer1.0.conv1/output.png`.
 
         Args:
-            name: of the file of the capture: `output.png`.
-            image: the image's name (--flat); then the file lies in this folder itself,
-                and its name says all: `cat__004_layer1.0.conv1.png` for `output.png`,
-                `cat__004_layer1.0.conv1.grad.png` for `grad.png`.
+            name: the name of the file, such as `output.png`.
+            image: the image's name, for --flat: then files lie directly in this folder,
+                as `cat__004_layer1.0.conv1.png` for `output.png` and
+                `cat__004_layer1.0.conv1.grad.png` for `grad.png`. None without --flat.
         """
         numbered = f"{layer.index:03d}_{layer.name or layer.type}"
         if image is None:
@@ -87,16 +88,17 @@ class ImageFolder:
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Let the block write the content of a new file into memory. Afterwards it is
-        written to the disk, and a row of the manifest's `files` is made for it.
+        """Give the block a buffer in memory for the content of a new file. After the
+        block, the content is written to the disk, and the file is listed in `files` of
+        the manifest.
 
         Args:
             relative: the file's path in this folder, `name` or `folder/name`.
 
         Raises:
-            StoreError: it cannot be written, or the run directory was moved away.
+            StoreError: the file cannot be written, or the run directory was moved away.
         """
-        # the checksum, which `sha256sum` checks as well, needs all of the content
+        # in memory, since the checksum needs the whole content
         content = io.BytesIO()
         yield content
         data = content.getbuffer()  # without a copy
@@ -111,7 +113,7 @@ class ImageFolder:
                 with file:
                     file.write(data)
         except StoreError:
-            # where the run was moved away, that is the better message
+            # if the run directory was moved away, the message must say that instead
             self.run.check_place()
             raise
         self._written[relative] = {
@@ -121,25 +123,27 @@ class ImageFolder:
         }
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
-        """Write the statistics, then the manifest, and give a new folder its name: from
-        now on the image is complete.
+        """Write the statistics, then the manifest, and give a new folder its final name:
+        then the image is complete.
 
         Args:
-            manifest: its entries but for `schema_version`, `files` and `sha256`.
+            manifest: the entries of the manifest but for `schema_version`, `files` and
+                `sha256`.
             stats: the arrays of stats.npz, by key.
 
         Raises:
-            StoreError: something else has come to stand under its name, a file cannot
-                be written, or the run directory was moved away.
+            StoreError: the final name is taken by a file or by a folder that is not
+                empty, a file cannot be written, or the run directory was moved away.
         """
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
-        # encoders end in any order, and the same run is to write the same bytes
+        # Sorted, since encoders end in any order, and the same run must write the same
+        # bytes.
         files = [row for _, row in sorted(self._written.items())]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
         with self.writing(MANIFEST_FILE) as file:
             file.write(json_bytes(content, sealed=True))
-        # kernels are written into a folder that is itself hidden
+        # the files of kernels lie in the run directory, which is itself hidden
         if self._new is None:
             return
         self.run.check_place()
@@ -147,7 +151,7 @@ class ImageFolder:
             try:
                 above.publish(self._new, self.path.name)
             except OSError as error:
-                # a folder with files, or a file, has come to stand there
+                # the final name is taken
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                     raise self._holds_others() from None
                 raise
@@ -155,15 +159,15 @@ class ImageFolder:
         self._new = None
 
     def manifest(self) -> Manifest:
-        """Read a complete image back, and return its manifest; StoreError where its files
-        do not fit that."""
+        """Read a complete image back, and return its manifest; StoreError if a file does
+        not fit the manifest."""
         return read_image(self.run.root, self.name).manifest
 
     def discard(self) -> None:
-        """Remove the folder of the image, finished or not; nothing where it is missing.
+        """Remove the folder of the image, finished or not. A missing folder is no error.
 
         Raises:
-            StoreError: it also holds files that featviz did not write.
+            StoreError: the folder is a link, or holds files that featviz did not write.
         """
         with reported(self.path), suppress(FileNotFoundError):
             with self.run.folder.folder(self._above) as above:
@@ -175,11 +179,11 @@ class ImageFolder:
             self.run.folder.remove(f"{self._above}/{hidden}".lstrip("/"))
 
     def _hide(self, above: Folder) -> str:
-        """Rename the folder of a complete image before it is removed: a process that is
-        killed meanwhile then leaves no part of an image under its name.
+        """Give the folder of a complete image a hidden name, before it is removed: if
+        this process is killed meanwhile, no half image is left under the final name.
 
         Args:
-            above: the folder that the image's folder is in.
+            above: the parent folder of the image's folder.
 
         Returns:
             The hidden name.
@@ -188,9 +192,9 @@ class ImageFolder:
             StoreError: the folder is a link, or holds files that featviz did not write.
         """
         with above.folder(self.path.name):
-            pass  # a link is refused
-        # Files are known by their names: those that a killed run has left are in no
-        # manifest.
+            pass  # opening a link is an error
+        # Files are recognised by their names, since no manifest lists the files that a
+        # killed run has left.
         for path, _ in walk(self.path):
             if not is_own_name(path) and not is_hidden(PurePosixPath(path).name):
                 raise self._holds_others()
@@ -199,7 +203,7 @@ class ImageFolder:
         return hidden
 
     def _holds_others(self) -> StoreError:
-        """The error for a folder with files that featviz did not write, which stay."""
+        """The error for a folder that also holds files that featviz did not write."""
         return StoreError(
             f"{quoted(self.path)} holds files that featviz did not write",
             "move them away; --resume goes on",
@@ -207,23 +211,24 @@ class ImageFolder:
 
 
 class EarlierImages(NamedTuple):
-    """What a run.json says of the images of its run."""
+    """The images that an earlier run.json names."""
 
     names: list[str]
-    """Images that are complete, or that the run had not come to."""
+    """The names of images that did not fail: complete ones, and those that the run had
+    not come to."""
     errors: dict[str, str]
-    """The messages of images that failed, by name."""
+    """The messages of failed images, by name."""
 
 
 class RunDirectory:
     """A run directory that is being written."""
 
     def __init__(self, folder: Folder, mirror: Url | None = None) -> None:
-        """Go on with what the folder holds.
+        """Make the object; nothing is written or read yet.
 
         Args:
-            folder: the open run directory.
-            mirror: where a copy is kept in an object store; None for no copy.
+            folder: the open run directory, empty or with an earlier run.
+            mirror: the URL of a copy in an object store; None for no copy.
         """
         self.folder = folder
         self.root = folder.path
@@ -231,10 +236,10 @@ class RunDirectory:
 
     @property
     def complete(self) -> list[str]:
-        """The folders of complete images, relative to the run directory, whether or not
-        run.json names them."""
-        # a process that was killed between the manifest and the rename leaves a hidden
-        # folder with a manifest
+        """The folders of complete images, relative to the run directory; also of images
+        that run.json does not name."""
+        # A hidden folder with a manifest does not count: a process was killed before it
+        # could rename the folder.
         complete = []
         for path, _ in walk(self.root):
             folder, _, name = path.rpartition("/")
@@ -244,17 +249,17 @@ class RunDirectory:
         return complete
 
     def record(self) -> dict[str, Any] | None:
-        """The content of run.json; None where there is no run.json of featviz.
+        """The content of run.json; None if there is no run.json that featviz wrote.
 
         Raises:
-            StoreError: it is of another version, or too large.
+            StoreError: run.json has another version, or is too large.
         """
         if not holds_run(self.root):
             return None
         return read_json(self.root / RUN_FILE)
 
     def before(self) -> EarlierImages:
-        """The images that run.json names; none where it is missing or does not fit."""
+        """The images that run.json names; none if run.json is missing or does not fit."""
         with suppress(StoreError):
             record = read_record(self.root)
             names = [*record.images.complete, *record.images.missing]
@@ -264,22 +269,22 @@ class RunDirectory:
         return EarlierImages([], {})
 
     def is_complete(self, name: str) -> bool:
-        """Whether an image is complete; `name` is that of the image, not of its folder."""
+        """Whether an image is complete, by the name of the image."""
         return (self.root / safe_path(name) / MANIFEST_FILE).is_file()
 
     def image(self, name: str) -> ImageFolder:
-        """The folder of an image that is complete, by the name of the image."""
+        """The final folder of an image, by the name of the image. It need not exist."""
         return ImageFolder(self, safe_path(name))
 
     def new_image(self, name: str, tries: int = _TRIES) -> ImageFolder:
         """Make the hidden folder of an image that is to be written.
 
         Args:
-            name: of the image.
+            name: the name of the image.
             tries: how many attempts are left.
 
         Raises:
-            StoreError: it cannot be made, or the run directory was moved away.
+            StoreError: the folder cannot be made, or the run directory was moved away.
         """
         self.check_place()
         relative = safe_path(name)
@@ -288,14 +293,14 @@ class RunDirectory:
             try:
                 with self.folder.folder(above, make=True) as folder:
                     return ImageFolder(self, relative, folder.new(hidden_name(last)))
-            # between two calls, another process may remove the empty folder above
+            # another process may remove the empty folder above before this one uses it
             except FileNotFoundError:
                 if tries == 1:
                     raise
                 return self.new_image(name, tries - 1)
 
     def check_place(self) -> None:
-        """Refuse to go on where this is no longer the folder in which the run began.
+        """Refuse to go on if the run directory is no longer at its path.
 
         Raises:
             StoreError: it was removed or renamed.
@@ -308,19 +313,19 @@ class RunDirectory:
             )
 
     def clear_images(self, names: Iterable[str]) -> None:
-        """Remove the hidden files and folders that killed runs have left of these images
-        and of run.json. The caller holds the lock of the run, so no other process writes
-        them.
+        """Remove the hidden files and folders that killed runs have left, for these images
+        and for run.json. The caller must hold the lock of the run: then no other process
+        writes these files.
 
         Args:
-            names: of images.
+            names: the names of the images.
         """
         in_folders = defaultdict[str, list[str]](list)
         for path in (RUN_FILE, *map(safe_path, names)):
             above, _, name = path.rpartition("/")
             in_folders[above].append(name)
         for above, siblings in in_folders.items():
-            # a link on the way, or a missing folder: nothing there is ours
+            # behind a link, or in a missing folder, featviz has left no files
             with suppress(OSError, StoreError), self.folder.folder(above) as folder:
                 hidden = [e.name for e in folder.entries() if is_hidden(e.name)]
                 for name in hidden:
@@ -328,15 +333,15 @@ class RunDirectory:
                         self.folder.remove(f"{above}/{name}".lstrip("/"))
 
     def clear(self, ours: Iterable[str]) -> None:
-        """Remove an earlier run image by image, so that a process that is killed leaves no
-        part of one.
+        """Remove an earlier run image by image: if this process is killed meanwhile, it
+        leaves no half image.
 
         Args:
-            ours: paths of all files in the run directory that featviz has written, in
+            ours: the paths of all files in the run directory that featviz has written, in
                 the order in which they are removed.
 
         Raises:
-            StoreError: an image's folder also holds files of others.
+            StoreError: an image's folder also holds files that featviz did not write.
         """
         for name in self.complete:
             ImageFolder(self, name).discard()
@@ -347,13 +352,14 @@ class RunDirectory:
         """Write run.json, and bring the mirror up to date.
 
         Args:
-            content: its entries but for `schema_version`.
+            content: the entries of run.json but for `schema_version`.
 
         Raises:
-            StoreError: one of them cannot be written, or the run directory was moved
-                away.
+            StoreError: run.json or the mirror cannot be written, or the run directory was
+                moved away.
         """
-        # the descriptor follows a folder that was renamed, and nobody would look there
+        # without this check, run.json would be written into a folder that was renamed,
+        # since the folder is held by its descriptor
         self.check_place()
         write_json(self.folder, RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
         if self._mirror is not None:
@@ -363,8 +369,8 @@ class RunDirectory:
 def manifest_rows(
     captures: Sequence[Capture], skipped: Sequence[Skip]
 ) -> dict[str, Any]:
-    """The entries `captures` and `skipped` of a manifest. A row has an optional field
-    only where it is set."""
+    """The entries `captures` and `skipped` of a manifest. An optional field of a capture
+    that is None is left out."""
     rows = []
     for capture in captures:
         row = {}
@@ -377,14 +383,14 @@ def manifest_rows(
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an npz file as `np.savez` does. That function takes arrays as keywords, so
-    it takes none with the name `file`.
+    """Write an npz file, as `np.savez` does. `np.savez` itself takes arrays as keywords,
+    and so cannot write an array with the name `file`.
 
     Args:
-        file: open for writing.
-        arrays: by name.
+        file: the file, open for writing.
+        arrays: the arrays, by name.
     """
-    # force_zip64: an array may have more than 4 GB, which zipfile does not know before
+    # force_zip64: an array may have more than 4 GB, and zipfile asks before it is written
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -397,13 +403,15 @@ def write_record(
     content: Mapping[str, Any],
     files: Iterable[str] | None = None,
 ) -> None:
-    """Write the record of a result, as the last file of its folder. It lists the other
-    files: --overwrite removes these.
+    """Write the record of a result, as the last file of its folder. The record lists the
+    other files, which --overwrite will remove.
 
     Args:
-        name: of the record, such as audit.json.
-        content: its entries but for `schema_version`, `featviz` and `files`.
-        files: that are listed, relative to the folder; None for all that are in it.
+        folder: the folder of the result.
+        name: the name of the record, such as audit.json.
+        content: the entries of the record but for `schema_version`, `featviz` and
+            `files`.
+        files: the files to list, relative to the folder; None lists all files in it.
     """
     if files is None:
         files = [path for path, _ in walk(folder.path) if not is_lock(path)]
@@ -417,18 +425,19 @@ def write_record(
 
 
 def write_json(folder: Folder, name: str, content: Mapping[str, Any]) -> None:
-    """Write a JSON file as `json_bytes` formats it; StoreError where it cannot be."""
+    """Write a JSON file as `json_bytes` formats it; StoreError if it cannot be written."""
     with folder.write(name) as file:
         file.write(json_bytes(content))
 
 
 def json_bytes(content: Mapping[str, Any], sealed: bool = False) -> bytes:
-    """A JSON document with a line for each entry, and for each item of a list of objects.
-    This takes a tenth of the time of `json.dumps(indent=2)`.
+    """A JSON document that has a line for each entry, and for each item of a list of
+    objects. This takes a tenth of the time of `json.dumps(indent=2)`.
 
     Args:
-        sealed: add a last entry `sha256`, the checksum of all bytes before the comma
-            ahead of it.
+        content: the entries of the document.
+        sealed: whether a last entry `sha256` is added: the checksum of all bytes before
+            the comma that precedes it.
     """
     entries = []
     for key, value in content.items():
@@ -437,8 +446,8 @@ def json_bytes(content: Mapping[str, Any], sealed: bool = False) -> bytes:
         else:
             text = _dump(value)
         entries.append(f" {_dump(key)}: {text}")
-    # The name of a file may have bytes that are not UTF-8, which Python holds as
-    # surrogates. `backslashreplace` writes them as JSON writes any character: \udcff.
+    # The name of a file may have bytes that are not UTF-8. Python holds them as
+    # surrogates, which `backslashreplace` writes as JSON allows: \udcff.
     body = ("{\n" + ",\n".join(entries)).encode("utf-8", "backslashreplace")
     if sealed:
         body += f',\n "sha256": "{hashlib.sha256(body).hexdigest()}"'.encode()
