@@ -262,7 +262,7 @@ def _judged(
     for call, reason in census.refused.items():
         skipped.append({"layer": call.label, "reason": reason})
     # before the failures are read: an image may fail when it is shown again
-    proof = _proof(study, plan, prunable) if options.prove else None
+    proof = _prove_prunable(study, plan, prunable) if options.prove else None
     failures = []
     for failure in study.failures:
         failures.append({"image": failure.image, "error": failure.error})
@@ -289,7 +289,9 @@ def _judged(
     }
 
 
-def _proof(study: Study, plan: AuditPlan, prunable: pruning.Prunable) -> dict[str, Any]:
+def _prove_prunable(
+    study: Study, plan: AuditPlan, prunable: pruning.Prunable
+) -> dict[str, Any]:
     """Show all images again, without the channels that can be cut out, and return the
     entry `verify` of audit.json. A second pass is needed, since only the first one shows
     which channels these are."""

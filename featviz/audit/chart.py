@@ -43,11 +43,11 @@ def apoz_chart(layers: Sequence[ZeroShares], title: str) -> Bytes:
     """Draw the shares of all layers.
 
     Args:
-        layers: at least one, in the order from top to bottom.
-        title: above the chart.
+        layers: at least one, from top to bottom.
+        title: the line above the chart.
 
     Returns:
-        uint8 [H, W, 3], as large as the layers and their names need.
+        uint8 [H, W, 3]; the size depends on the number of layers and their longest name.
     """
     # all lengths are inches until the canvas makes pixels of them
     labels = [quoted(layer.label, 60) for layer in layers]
@@ -67,8 +67,8 @@ def apoz_chart(layers: Sequence[ZeroShares], title: str) -> Bytes:
         y = top + _ROW * row
         canvas.write(label, left - 0.08, y + _ROW / 2, Letters(9), "left")
         canvas.fill(Cell(left, y + 0.03, _FULL_BAR * layer.apoz, _ROW - 0.06), _BAR)
-        # A dead channel is all zeros (unless --eps allows for more), so the bar of the
-        # dead is the shorter one: it lies over the other, and is thinner.
+        # A dead channel is all zeros (unless --eps allows for more). So the bar of the dead
+        # is not longer than the other one, and is drawn over it, but thinner.
         canvas.fill(
             Cell(left, y + 0.08, _FULL_BAR * layer.dead, _ROW - 0.16), _DEAD_BAR
         )

@@ -4,8 +4,8 @@
     sums [C, 8]
 
 A `Measurement` is taken inside the hook, before an in-place operation can change the
-output. It is added to a `Tally` when the model is through with the batch. Memory grows
-with the channels, not with the images. Mean and variance follow T. F. Chan, G. H. Golub, R. J.
+output. It is added to a `Tally` after the forward pass of the batch. Memory grows with the
+channels, not with the images. Mean and variance follow T. F. Chan, G. H. Golub, R. J.
 LeVeque, "Updating Formulae ... for Computing Sample Variances", Stanford CS-79-773."""
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Moments(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """One output of a batch of B images, in C channels, as numbers."""
+    """What was measured of one output of a batch, of B images and C channels."""
 
     statistics: Floats
     """[B, C, 6], in the order of `records.STAT_COLUMNS`."""
     positions: int
     """How many values each channel has in an image."""
     at_bound: Integers | None
-    """[B, C]: how many values are at a bound of the activation; None where it has none.
+    """[B, C]: how many values are at a bound of the activation; None if it has no bound.
     """
     moments: Moments | None
     """None where correlations are not asked for."""
@@ -94,13 +94,13 @@ def measure(
 
     Args:
         rows: [B, C, P], on any device.
-        activation: its bounds are those at which values are counted.
-        correlates: whether moments are taken, which cost a matrix product.
+        activation: values at its bounds are counted.
+        correlates: whether moments are taken, too, which cost a matrix product.
     """
     count, channels, positions = rows.shape
     if rows.device.type == "cpu" and not rows.is_contiguous():
-        # In memory the channels lie last. To copy image by image is up to five times as
-        # fast as to copy the batch at once, by torch or by numpy.
+        # The channels are the last axis in memory. A copy image by image is up to five
+        # times as fast as one copy of the whole batch, by torch or by numpy.
         copy = rows.new_empty(rows.shape)
         for image, image_copy in zip(rows, copy, strict=True):
             image_copy.copy_(image)
@@ -121,10 +121,10 @@ def measure(
 
 
 def _moments(rows: Tensor) -> Moments:
-    """The moments of one batch [B, C, P], in which values that are not finite count as 0.
-    Products are added up in float32."""
-    # Deviations from the batch's own mean, since x² - mean² in float32 loses by how much
-    # channels far from 0 vary.
+    """The moments of one batch [B, C, P]. Values that are not finite count as 0. Products
+    are added up in float32."""
+    # Deviations from the mean of this batch: in float32, x² - mean² would lose the variance
+    # of a channel far from 0.
     channels = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
     mean = channels.mean(1)
     deviations = channels - mean[:, None]
@@ -193,7 +193,7 @@ class Tally:
         loops.add_maps(batch.statistics, at_bound, batch.positions, self.sums)
         loops.add_images(batch.statistics, images, self.best, self.images)
         if self.moments is not None and batch.moments is not None:
-            self.moments = _joined(self.moments, batch.moments)
+            self.moments = _join_moments(self.moments, batch.moments)
 
     @property
     def values(self) -> Doubles:
@@ -201,8 +201,8 @@ class Tally:
         return np.asarray(self.sums[:, COUNT] + self.sums[:, NONFINITE])
 
     def correlation(self) -> Doubles | None:
-        """Pearson's r of each pair of channels, [C, C]; 0 where one does not vary. None
-        without moments."""
+        """Pearson's r of each pair of channels, [C, C]; 0 if one of the two does not vary.
+        None if no moments were taken."""
         if self.moments is None:
             return None
         # the divisors n - 1 of covariance and deviations cancel out
@@ -213,20 +213,22 @@ class Tally:
         """The statistics of channels.npz, [C, 8]: count, min, max, mean and variance of
         finite values; then zero_fraction, nonfinite (a count) and saturated_fraction.
 
-        What is not known is NaN: min to variance without finite values, fractions without
-        any value, and saturated_fraction of a layer without bounds."""
+        NaN stands for what is not known: min to variance of a channel without finite
+        values, fractions of a channel without values, and saturated_fraction of a layer
+        without bounds."""
         table = self.sums.copy()
         table[:, SQUARES] = _ratio(self.sums[:, SQUARES], self.sums[:, COUNT])
         table[self.sums[:, COUNT] == 0, LOW:ZEROS] = np.nan
-        # 0 / 0 where nothing was seen is NaN, which the table has for that
+        # the fractions of a channel without values are 0 / 0, which is NaN
         with np.errstate(invalid="ignore"):
             table[:, [ZEROS, AT_BOUND]] /= self.values[:, None]
         return table
 
 
-def _joined(seen: Moments, batch: Moments) -> Moments:
-    """The moments of two sets of values together, by Chan's update. The products of both
-    are about their own means, so a term is added for how far these are apart."""
+def _join_moments(seen: Moments, batch: Moments) -> Moments:
+    """The moments of two sets of values as one set, by Chan's update. The products of each
+    set are of deviations from its own mean, so a term for the distance of the two means is
+    added."""
     delta = batch.mean - seen.mean
     values = seen.values + batch.values
     share = batch.values / max(1, values)
@@ -246,7 +248,7 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
 
 
 class CensusOfBatch(NamedTuple):
-    """The outputs of a batch, as far as its forward pass has come; the hooks fill it."""
+    """What was measured of a batch. The hooks fill it during the forward pass."""
 
     images: Integers
     """[B]: the numbers of its images."""
@@ -258,10 +260,10 @@ class CensusOfBatch(NamedTuple):
 
 
 class Census:
-    """The tallies of all counted calls: the collector of `Study.show`. That calls
-    `begin_batch`, runs the model, whose hooks hand outputs to `measure_output`, and calls
-    `taken_of_batch`, and `add_batch` with what that gave. Nothing of a batch that failed
-    is added."""
+    """The tallies of all counted calls: the collector of `Study.show`. For each batch,
+    `Study` calls `begin_batch` and runs the model, whose hooks hand outputs to
+    `measure_output`. Then it calls `taken_of_batch`, and `add_batch` with the result of
+    that. Nothing of a batch that failed is added."""
 
     _batch: CensusOfBatch
 
@@ -274,10 +276,10 @@ class Census:
         """Begin with no batch.
 
         Args:
-            calls: those that are counted.
-            correlates: the calls among them whose moments are taken, too.
-            foreseen: the calls that the pass on a blank image made, counted or not; all
-                others become `unforeseen`.
+            calls: the calls that are counted.
+            correlates: those of them whose moments are taken, too.
+            foreseen: the calls that the pass on a blank image made, counted or not. Any
+                other call becomes `unforeseen`.
         """
         self.tallies: dict[Call, Tally] = {}
         self.refused: dict[Call, str] = {}
@@ -285,15 +287,16 @@ class Census:
         self.unforeseen: set[str] = set()
         """Labels of calls that the pass on a blank image did not make."""
         self.fault: Exception | None = None
-        """A bug of featviz inside a hook, to tell it from a fault of the model."""
+        """An exception that is a bug of featviz in `measure_output`, and no fault of the
+        model; None if there was none."""
         self._calls = calls
         self._correlates = correlates
         self._foreseen = foreseen
 
     @property
     def is_large(self) -> bool:
-        """Whether moments are taken: those of 2048 channels have 32 MB, which is too much
-        to send from a worker process for each image."""
+        """Whether what was taken of a batch is too much to send from a worker process: with
+        moments it is, since those of 2048 channels have 32 MB."""
         return bool(self._correlates)
 
     def begin_batch(self, batch: Batch) -> None:
@@ -305,11 +308,11 @@ class Census:
         return self._batch
 
     def add_batch(self, taken: CensusOfBatch) -> None:
-        """Add a batch to the tallies, when the model is through with it. A call whose
-        number of channels is not that of the batches before becomes `refused`.
+        """Add a batch to the tallies, after its forward pass. A call that has another
+        number of channels than in earlier batches becomes `refused`.
 
         Args:
-            taken: what `taken_of_batch` returned, maybe in a worker process.
+            taken: the result of `taken_of_batch`, which may come from a worker process.
         """
         self.unforeseen |= taken.unforeseen
         for call, reason in taken.refused.items():
@@ -323,7 +326,7 @@ class Census:
                     correlates=measurement.moments is not None,
                 )
             tally = self.tallies[call]
-            # a call that is refused is still counted, and left out of the results
+            # a refused call is still counted, but the results leave it out
             if len(tally.sums) == channels:
                 tally.add(measurement, taken.images)
             else:
@@ -332,14 +335,14 @@ class Census:
                 )
 
     def measure_output(self, call: Call, output: Any) -> None:
-        """Measure the output of a call, as the sink of the hooks. What cannot be measured
-        becomes `refused`.
+        """The sink of the hooks: measure the output of a call. A call whose output cannot
+        be measured becomes `refused`.
 
         Raises:
             Exception: a bug of featviz, which is kept as `fault`, too.
         """
-        # Hooks hear all calls of a watched layer, also those that are not audited. Of a
-        # call that the pass on a blank image did not make, only the label is noted.
+        # Hooks report all calls of a watched layer, also those that are not audited. If the
+        # pass on a blank image did not make a call, only its label is noted.
         counted = self._calls.get(call)
         if counted is None:
             if call not in self._foreseen:
@@ -356,7 +359,7 @@ class Census:
             )
         except LayoutError as error:
             self._batch.refused.setdefault(call, error.message)
-        # `Study` would take it for a fault of the image
+        # kept, since `Study` would take it for a fault of the image
         except Exception as error:
             self.fault = error
             raise

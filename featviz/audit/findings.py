@@ -1,4 +1,4 @@
-"""Which findings channels have, by what was counted of them, and whether gates hold."""
+"""Which findings channels have, and whether gates hold."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ AuditedRow: TypeAlias = Mapping[str, Any]
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
-    """The channels of a layer that have each finding, ascending, by name of the finding.
-    An empty list says that no channel has it; a finding for which the layer cannot be
-    judged is left out."""
-    # what was never seen is not dead, it is unknown
+    """Judge the channels of a layer.
+
+    Returns:
+        By name of each finding for which the layer can be judged: the channels that have
+        it, ascending; an empty list if none has it.
+    """
+    # a channel without values is not dead: nothing is known of it
     seen = evidence.count + evidence.nonfinite > 0
     flags = {}
     for name, finding in FINDINGS.items():
         holds = finding.rule(evidence, thresholds)
         if holds is not None:
             flags[name] = holds & seen
-    # a channel has one of several findings that say the same of it (`yields_to`)
+    # of several findings that say the same of a channel, one is kept (`yields_to`)
     for name in flags:
         for stronger in flags.keys() & FINDINGS[name].yields_to:
             flags[name] = flags[name] & ~flags[stronger]
@@ -43,14 +46,15 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
 
 
 def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
-    """Groups of redundant channels, ascending: channels of a group correlate, directly or
-    through others. Empty where correlations were not asked for."""
+    """Groups of redundant channels. The channels of a group correlate, directly or through
+    other channels of the group. Channels and groups are in ascending order. Empty if
+    correlations were not asked for."""
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
-    # Each channel takes the lowest number among its own and those of the channels that it
-    # correlates with, until none changes. Then all of a group have the number of its first
-    # channel.
+    # `first` begins with each channel's own number. In each round a channel takes the
+    # lowest number among those of the channels that it correlates with. At the end all
+    # channels of a group have the number of the group's first channel.
     np.fill_diagonal(linked, True)
     first = np.arange(len(linked))
     is_settled = False
@@ -63,14 +67,15 @@ def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[in
 
 
 def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
-    """`total` of audit.json: how many channels there are, how many have each finding, how
-    many are judged for it, and the mean APoZ.
+    """The entry `total` of audit.json: how many channels there are, how many have each
+    finding, how many are judged for it, and the mean APoZ (average percentage of zeros).
 
     Args:
-        rows: `layers` of audit.json.
+        rows: the entry `layers` of audit.json.
     """
-    # Two counts of each finding: a gate's percentage is a share of the channels that
-    # are judged for it, and a Conv2d before an addition is not judged for dead.
+    # Two counts for each finding: not all channels are judged for it (those of a Conv2d
+    # before an addition are not judged for dead), and a gate's percentage is a share of
+    # the judged ones.
     counts = {}
     judged_channels = {}
     for name in FINDINGS:
@@ -78,7 +83,7 @@ def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
         if judged:
             counts[name] = sum(len(row["findings"][name]) for row in judged)
             judged_channels[name] = sum(row["channels"] for row in judged)
-    # weighted by channels, as if all of them were one layer
+    # the mean over all channels, as if they were one layer
     zeros = 0.0
     channels = 0
     for row in rows:
@@ -97,10 +102,10 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
     """The rows of the layers that a gate names and that are judged for its finding.
 
     Args:
-        rows: `layers` of audit.json.
+        rows: the entry `layers` of audit.json.
 
     Raises:
-        UsageError: there is no such layer, so that the gate could never fail.
+        UsageError: there is no such layer. Then the gate could never fail.
     """
     matching = []
     for row in rows:
@@ -122,10 +127,10 @@ def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
 
 
 def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
-    """Whether a gate holds: of its layers together, or with `any:` of each of them.
+    """Whether a gate holds for the sum of its layers, or with `any:` for each of them.
 
     Args:
-        rows: `layers` of audit.json.
+        rows: the entry `layers` of audit.json.
 
     Raises:
         UsageError: the gate could never fail; see `judged_rows`.
@@ -134,7 +139,7 @@ def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
     if not gate.is_of_each:
         together = _gate_figure(gate, judged)
         return Verdict(gate.text, not together.exceeds(gate), together.text)
-    # the message of a gate that held says how near it came to fail
+    # if the gate holds, its message names the layer that is nearest to the limit
     exceeding = []
     largest = _GateFigure("", 0, 1, gate.finding)
     for row in judged:
@@ -153,7 +158,7 @@ class _GateFigure(NamedTuple):
     """How many channels of some layers have a finding."""
 
     label: str
-    """Of the first layer."""
+    """The label of the first of the layers."""
     affected: int
     """How many channels have the finding."""
     channels: int
@@ -174,7 +179,7 @@ class _GateFigure(NamedTuple):
         )
 
     def of(self, gate: Gate) -> float:
-        """The number that a gate limits: a share in per cent, or a count."""
+        """The number that the gate limits: the share in per cent, or the count."""
         return self.percent if gate.is_share else float(self.affected)
 
     def exceeds(self, gate: Gate) -> bool:
@@ -185,7 +190,8 @@ class _GateFigure(NamedTuple):
 
 
 def _gate_figure(gate: Gate, rows: Sequence[AuditedRow]) -> _GateFigure:
-    """Count the channels with a gate's finding in some layers, at least one."""
+    """Count the channels that have the gate's finding in these layers, of which there is
+    at least one."""
     affected = 0
     channels = 0
     for row in rows:
@@ -200,13 +206,13 @@ def check_baseline(
     """Whether no layer has more channels with a finding than in the baseline.
 
     Args:
-        rows: `layers` of this audit.
-        baseline: the channels of each finding, by label of the layer. Layers that it
-            lacks are not judged, of which a warning is logged; if it lacks all of them,
-            the verdict is that the gate failed.
+        rows: the entry `layers` of this audit.
+        baseline: the channels of each finding, by label of the layer. Layers that are
+            not in the baseline are not judged, and a warning names the first of them. If
+            no layer is in the baseline, the verdict is that the gate failed.
     """
     missing = [row["label"] for row in rows if row["label"] not in baseline]
-    # of another model, say, whose layers could get as bad as they like
+    # for example the baseline of another model: as a gate it could never fail
     if len(missing) == len(rows):
         return Verdict("baseline", False, "it has none of these layers")
     if missing:
@@ -216,8 +222,9 @@ def check_baseline(
     for row in rows:
         before = baseline.get(row["label"], {})
         for name, channels in row["findings"].items():
-            # A baseline may not have been asked for a finding. Fewer channels are no
-            # regression, even if others are among them.
+            # The audit of the baseline may not have looked for this finding. And as long
+            # as there are no more channels than before, nothing got worse, even if they
+            # are other channels.
             if name not in before or len(channels) <= len(before[name]):
                 continue
             new = list(map(str, sorted({*channels} - {*before[name]})))

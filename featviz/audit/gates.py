@@ -65,8 +65,8 @@ class ChannelFinding:
 
 
 def _dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Which channels are never above `eps` at the activation, bool [C]; None where the
-    layer has no activation to judge by."""
+    """Which channels are never above `eps` at the activation, bool [C]; None if there is
+    no activation where the layer can be judged."""
     if evidence.ceiling is None:
         return None
     return evidence.ceiling <= thresholds.eps
@@ -76,8 +76,9 @@ def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     """Which channels have one value everywhere, but for rounding; bool [C]."""
     import numpy as np
 
-    # Two positions that compute the same may be off by a rounding. At least two finite
-    # values are needed: one is flat by itself, and without any the span is -inf.
+    # Rounding makes a small difference between values that should be equal. At least two
+    # finite values are needed: a single one is always constant, and without any the span
+    # is -inf.
     size = np.maximum(abs(evidence.low), abs(evidence.high))
     with np.errstate(invalid="ignore"):
         flat = evidence.high - evidence.low <= np.maximum(
@@ -87,8 +88,8 @@ def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
 
 def _saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Which channels are at a bound of the activation more often than the threshold
-    says, bool [C]; None where the activation has no bound."""
+    """Which channels have a larger share of values at a bound of the activation than the
+    threshold allows, bool [C]; None if the activation has no bound."""
     if evidence.saturated is None:
         return None
     return evidence.saturated > thresholds.saturated_at
@@ -104,9 +105,9 @@ def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
 
 
 def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Which pairs of channels correlate above the threshold, bool [C, C]. Channels with few
-    values, or with some that are not finite, correlate with none. None where correlations
-    were not asked for."""
+    """Which pairs of channels correlate above the threshold, bool [C, C]; None if
+    correlations were not asked for. A channel with few values, or with values that are not
+    finite, correlates with no other."""
     import numpy as np
 
     if evidence.correlation is None or thresholds.redundant_at is None:
@@ -187,11 +188,11 @@ def parse_gate(text: str) -> Gate:
     """Read `[any:][LAYERS:]FINDING>NUMBER[%]`.
 
     Args:
-        text: a value of `--fail-on`; LAYERS is a pattern, `*` where it is left out.
+        text: a value of `--fail-on`; LAYERS is a pattern, and `*` if it is left out.
 
     Raises:
-        UsageError: the text has another form, there is no such finding, or no share can
-            be beyond the limit.
+        UsageError: the text has another form, there is no such finding, or the limit is a
+            share that cannot be exceeded.
     """
     match = _GATE.fullmatch(text.strip())
     if match is None:
@@ -209,7 +210,7 @@ def parse_gate(text: str) -> Gate:
             replace=(text, text.replace(finding, close[0], 1)) if close else None,
         )
     fails_at_limit = match["sign"] == ">="
-    # a gate that cannot fail looks like one that holds
+    # refused, since a gate that can never fail looks like one that holds
     is_beyond = limit > 100 or (limit == 100 and not fails_at_limit)
     if match["percent"] and is_beyond:
         raise UsageError(

@@ -40,25 +40,26 @@ class CallNode:
 
 
 class CallGraph:
-    """The calls of a forward pass. `note_call` is to be the listener of the follower of
-    `layout` during that pass."""
+    """The calls of a forward pass. During the pass, `note_call` is the listener of
+    `HintBook.traced`."""
 
     def __init__(self, model: nn.Module) -> None:
         """Read the modules of the model, and begin without a call."""
         self.nodes: list[CallNode] = []
         self.node_of: dict[Call, int] = {}
-        """Number of the node that made the tensor which a call returned: its own, or in a
-        container that of a call inside. Only for calls that returned one tensor."""
+        """Number of the node that made the tensor which a call returned: the node of the
+        call, or for a container the node of a call inside it. Only for calls that returned
+        one tensor."""
         self.shapes: dict[Call, tuple[int, ...]] = {}
         """Shapes of the outputs of calls that returned one tensor."""
         self.output_types: dict[Call, str] = {}
-        """Class names of the outputs of all calls, in the order in which they finished.
-        """
+        """Class names of the outputs of all calls, in the order in which the calls
+        finished."""
         self.module_parts = module_parts(model)
-        """Modules whose part is known, by name. They are nodes as a whole: functions that
-        they call are not."""
+        """Modules whose part is known, by name. Each is one node; the functions that it
+        calls are none."""
         self.layers = list_layers(model)
-        """All modules, and behind them the activation functions that were called."""
+        """All modules, and after them the activation functions that were called."""
 
     def note_call(
         self,
@@ -81,10 +82,10 @@ class CallGraph:
                 where no node did.
 
         Returns:
-            The number of its node. None where it has no node: it is a container, its part
-            is not known, or it returned no tensor.
+            The number of the call's node. None if the call has no node: it is a container,
+            its part is not known, or it returned no tensor.
         """
-        # a ReLU module calls relu: the module is the node
+        # where a ReLU module calls relu, the module is the node
         if layer.is_function and layer.owner in self.module_parts:
             return None
         call = Call(layer.name, layer.type, number)
@@ -102,8 +103,8 @@ class CallGraph:
         # the output of a container was made by calls inside it
         makers = [node] if node is not None else list(map(made_by, tensors(output)))
         self._note_output(call, output, makers[0] if makers else None)
-        # The output of the model itself is a node: else nothing would use the tensors of
-        # the last layers.
+        # The output of the model is a node, too, so that the tensors of the last layers
+        # have a user.
         if not call.name:
             self._add_node(
                 Call("the model's output", ""), Part("other"), makers, output
@@ -111,9 +112,13 @@ class CallGraph:
         return node
 
     def _note_output(self, call: Call, output: Any, maker: int | None) -> None:
-        """Note the type of a call's output, and if it is a tensor, its shape and the
-        number of the node that made it (None where no node did)."""
-        # a nested tensor holds tensors of several sizes: asked for its shape it raises
+        """Note the type of a call's output. If the output is a tensor, note its shape and
+        the number of the node that made it, too.
+
+        Args:
+            maker: the number of this node; None if no node made the output.
+        """
+        # a nested tensor holds tensors of several sizes, and has no shape
         if isinstance(output, Tensor) and output.is_nested:
             self.output_types[call] = "nested tensor"
             return
@@ -126,12 +131,12 @@ class CallGraph:
     def _add_node(
         self, call: Call, call_part: Part, sources: Iterable[int | None], output: Any
     ) -> int | None:
-        """Add a node, and return its number; None, and no node, for a call that returned
-        no tensor (a size, say).
+        """Add a node for a call, and return its number. A call that returned no tensor
+        (but a size, say) gets no node, and the result is None.
 
         Args:
-            sources: numbers of the nodes that made the tensors which it takes, None for a
-                tensor that no node made.
+            sources: for each tensor that the call takes, the number of the node that made
+                it; None for a tensor that no node made.
         """
         if not tensors(output):
             return None
@@ -139,8 +144,8 @@ class CallGraph:
         known_sources = tuple(
             dict.fromkeys(node for node in sources if node is not None)
         )
-        # A ReLU has its channels where its input has them. What has several inputs (an
-        # addition) may join other axes, and is left to the layout of its output.
+        # A ReLU has its channels on the axis where its input has them. With several inputs
+        # (an addition) that is not sure: there the layout of the output decides later.
         axis = call_part.axis
         keeps_axis = call_part.role in ("activation", *_KEEPS_CHANNELS)
         if axis is None and keeps_axis and len(known_sources) == 1:
@@ -155,11 +160,11 @@ class CallGraph:
         pooling and the like.
 
         Args:
-            start: number of the node, which may be an activation itself.
+            start: number of the node. If the node is an activation, it is the result.
 
         Returns:
-            The number of the activation's node; or the reason, for people, why no
-            activation is reached.
+            The number of the activation's node; or as a text for people the reason why
+            there is none.
         """
         number = start
         while self.nodes[number].part.role != "activation":
@@ -168,23 +173,24 @@ class CallGraph:
                 return f"{layer_named(node.call.label)} comes before any activation"
             if not node.users:
                 return "nothing takes its output"
-            # the first user: in a pre-activation block the shortcut is a later one
+            # in a pre-activation block the shortcut is a later user than the activation
             number = node.users[0]
         return number
 
     def maker_of(self, activation: int) -> Call | str:
         """Find the convolution or linear module that makes the channels of an activation,
-        if a channel that is dead there can be cut out of it.
+        and from which a channel that is dead at the activation can be cut out.
 
         Args:
             activation: number of the activation's node.
 
         Returns:
-            The call of this module; or the reason, for people, why there is none.
+            The call of this module; or as a text for people the reason why there is none.
         """
-        # Go back from the activation to the module. Each node on the way must have one
-        # source, and be the only user of it: a shortcut or a second head would miss the
-        # channel. And it must be channelwise: GroupNorm would give other numbers.
+        # Go back from the activation to the module. Each node on the way must have only
+        # one source, and that source only one user: a shortcut or a second head would miss
+        # the channel. Each node must also be channelwise: after a cut, GroupNorm would give
+        # other numbers.
         user = activation
         while True:
             sources = self.nodes[user].sources

@@ -1,4 +1,4 @@
-"""The files of an audit, of which audit.json is written last; and its table."""
+"""The files of an audit, and its table. Of the files, audit.json is written last."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def write_files(
     tallies: Mapping[Call, Tally],
     drawn: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write channels.npz, the chart of APoZ and audit.json.
+    """Write channels.npz, the chart of APoZ (average percentage of zeros) and audit.json.
 
     Args:
-        folder: of the audit; the pictures of suspects are in it already.
+        folder: the folder of the audit; it holds the pictures of suspects already.
         document: the content of audit.json, without `drawn` and `files`.
-        tallies: of all counted calls; channels.npz has an array for each.
-        drawn: `drawn` of audit.json, a row for each picture of suspects.
+        tallies: the tallies of all counted calls; channels.npz has an array for each.
+        drawn: the entry `drawn` of audit.json, a row for each picture of suspects.
     """
     with folder.write("channels.npz") as file:
         write.write_arrays(
@@ -52,9 +52,9 @@ def write_files(
 
 
 def _bars(rows: Sequence[AuditedRow]) -> list[ZeroShares]:
-    """A bar for each activation at which layers are judged for `dead`, with the label of
+    """A bar for each activation where layers are judged for `dead`. It has the label of
     the first of these layers."""
-    # a convolution and its BatchNorm are both judged at the ReLU behind: the same bar
+    # a convolution and its BatchNorm are both judged at the ReLU behind: one bar for both
     bars = {}
     for row in rows:
         if row["apoz"] is not None and row["dead_at"] not in bars:
@@ -72,9 +72,10 @@ def write_document(
     """Write audit.json.
 
     Args:
-        document: its content, without `drawn` and `files`.
-        drawn: `drawn`, a row for each picture of suspects.
-        files: `files`, the other files of the audit; None lists all in the folder.
+        document: the content, without `drawn` and `files`.
+        drawn: the entry `drawn`, a row for each picture of suspects.
+        files: the entry `files`, names of the other files of the audit; None for all files
+            in the folder.
     """
     write.write_record(folder, AUDIT_FILE, {**document, "drawn": list(drawn)}, files)
 
@@ -86,7 +87,8 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
     Args:
         document: the content of an audit.json.
     """
-    # a column only for what some layer was judged for: `redundant` if it was asked for
+    # Only findings for which some layer was judged have a column. `redundant` has one if
+    # the user asked for it.
     total = document["total"]
     findings = [name for name in FINDINGS if name in total["findings"]]
     rows = []
@@ -118,12 +120,13 @@ def audit_table(document: Mapping[str, Any]) -> TextTable:
 def _cells(
     label: str, type: str, row: Mapping[str, Any], counts: Sequence[int | None]
 ) -> list[str]:
-    """A row of the table; `-` where a layer cannot be judged.
+    """A row of the table; `-` stands for what cannot be judged.
 
     Args:
-        label, type: of the layer, for the first two columns.
-        row: an entry of `layers`, or `total`.
-        counts: how many channels have each finding; None where it cannot be judged.
+        label, type: the layer's label and type, for the first two columns.
+        row: an entry of `layers`, or the entry `total`.
+        counts: how many channels have each finding; None for a finding that cannot be
+            judged.
     """
     apoz = "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
     findings = ["-" if count is None else str(count) for count in counts]

@@ -19,8 +19,9 @@ class Call:
     """One call of a module or a function in a forward pass."""
 
     name: str
-    """Of the layer; empty for the model itself."""
+    """The name of the layer; empty for the model itself."""
     type: str
+    """The class of the module, or the name of the function."""
     index: int = 0
     """Which call of the layer it is, from 0."""
 
@@ -48,13 +49,14 @@ class Activation:
 
 @dataclass(frozen=True)
 class Part:
-    """What a module or function is to the channels that pass through it."""
+    """What a module or function does to channels."""
 
     role: Literal["maker", "activation", "channelwise", "mixing", "other"]
-    """maker: a convolution or linear module. channelwise: channel i depends on channel
-    i alone. mixing: other channels have a say in it (GroupNorm)."""
+    """maker: a convolution or linear module. channelwise: channel i of the output depends
+    only on channel i of the input. mixing: it depends on other channels, too (GroupNorm)."""
     axis: int | None = None
-    """The axis of its output that counts channels; None where it is that of its input."""
+    """The axis of the output that counts channels; None if it is the axis that counts them
+    in the input."""
     activation: Activation | None = None
     """Which activation function it is; None in other roles."""
 
@@ -68,13 +70,13 @@ def _activation(activation: Activation) -> Part:
 
 
 def _clipped(low: float, high: float) -> Part:
-    """The part of a Hardtanh with these ends; with 0 as the lower one it is a ReLU with a
-    ceiling.
+    """The part of a Hardtanh with these ends. If `low` is 0, it is a ReLU with a ceiling.
 
     Args:
-        low: below `high`, as torch asks.
+        low: below `high`, which torch checks.
     """
-    # zeros at the lower end make a channel dead, so that end does not count as a bound
+    # A channel that is always at the lower end 0 is dead. So this end is no bound: else the
+    # channel would be saturated, too.
     if low == 0:
         return _activation(Activation(zero=True, bounds=(high,), margin=_MARGIN * high))
     return _activation(Activation(bounds=(low, high), margin=_MARGIN * (high - low)))
@@ -127,20 +129,21 @@ for _part, _names in _NAMES_OF_PARTS:
 
 
 def module_parts(model: nn.Module) -> dict[str, Part]:
-    """The parts of a model's modules, by qualified name; without modules whose class is
-    not in the table, and those that hold other modules."""
+    """The parts of a model's modules, by qualified name. Left out are modules whose class is
+    not in PARTS, and modules that hold other modules."""
     parts = {}
     for name, module in modules_by_name(model).items():
-        # first, since ReLU6 is a Hardtanh, and each has ends of its own
+        # before the table: ReLU6 is a Hardtanh, too, and each module has ends of its own
         if isinstance(module, nn.Hardtanh):
             parts[name] = _clipped(module.min_val, module.max_val)
             continue
         classes = class_names(module)
         has_children = any(True for _ in module.children())
-        # an exported Hardtanh has no ends; the function that it calls has
+        # An exported Hardtanh does not know its ends. The call of the function inside it
+        # does, and becomes the node.
         if has_children or classes[0] == "Hardtanh":
             continue
-        # the nearest class that is known: what a subclass adds is not looked at
+        # the nearest known class in the MRO: what a subclass adds is not looked at
         for class_name in classes:
             if class_name in PARTS:
                 parts[name] = PARTS[class_name]
@@ -151,11 +154,11 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
 def function_part(
     call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Part | None:
-    """The part of a function's call, `other` for one that is not in the table; None for
-    the call of a module.
+    """The part of a function, with the role `other` if the function is not in PARTS; None
+    for the call of a module.
 
     Args:
-        args, kwargs: of the call; those of hardtanh hold its ends.
+        args, kwargs: the arguments of the call; those of hardtanh hold its ends.
     """
     function = function_in(call.name)
     if function is None:

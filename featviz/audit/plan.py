@@ -32,14 +32,14 @@ class CountedCall:
 
     call: Call
     channel_axis: int
-    """The axis of its output that counts channels."""
+    """The axis of the output that counts channels."""
     activation: Activation | None = None
-    """None where it is no activation."""
+    """Which activation function the call is; None for another call."""
     dead_at: CountedCall | None = None
-    """The activation at which it is judged for `dead`, maybe the call itself; None where
-    it is not judged for it."""
+    """The activation where the call's channels are judged for `dead`, which may be the call
+    itself; None if they are not judged for `dead`."""
     reason: str = ""
-    """Why it is not judged for `dead`; empty where it is."""
+    """Why they are not judged for `dead`; empty if they are."""
 
 
 class SkippedCall(NamedTuple):
@@ -62,7 +62,7 @@ class AuditPlan:
 
     @property
     def counted_calls(self) -> dict[Call, CountedCall]:
-        """The audited calls, and those at which they are judged for `dead`."""
+        """The audited calls, and the activations where they are judged for `dead`."""
         counted = {}
         for target in self.targets:
             counted[target.call] = target
@@ -74,31 +74,31 @@ class AuditPlan:
     def watching(
         self, model: nn.Module, sink: Callable[[Call, Any], None], calls: Iterable[Call]
     ) -> Iterator[None]:
-        """Hand the outputs of some layers to a sink during this block. Each forward pass
-        numbers calls from 0.
+        """During this block, hand the outputs of some layers to a sink. In each forward
+        pass the calls of a layer are numbered from 0.
 
         Args:
             model: the module that the plan was made of.
-            sink: takes a call and its output, before anything else can change that in
-                place.
-            calls: their layers are watched. The sink also gets other calls of these
+            sink: takes a call and the output of the call, before a later operation can
+                change the output in place.
+            calls: the layers of these calls are watched. The sink gets all calls of these
                 layers.
         """
         names = {call.name for call in calls}
         next_call = Counter[str]()
 
         def leave(layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
-            """Numbers a call that has finished, and hands its output on."""
+            """Number a call that has finished, and hand its output to the sink."""
             call = Call(layer.name, layer.type, next_call[layer.name])
             next_call[layer.name] += 1
-            # the sink itself calls functions of torch, which are no calls of the model
+            # functions of torch that the sink calls are no calls of the model
             with unwatched():
                 sink(call, output)
 
         def is_watched(layer: Layer) -> bool:
             return layer.name in names
 
-        # before each pass, since a pass that raises has no end
+        # at the start of each pass, since a pass that raises does not reach its end
         restart = model.register_forward_pre_hook(
             lambda module, args: next_call.clear()
         )
@@ -123,15 +123,13 @@ def plan_audit(
     """Plan the audit of a model by a forward pass.
 
     Args:
-        text: selectors as in `--layers`; None takes all activations (modules and
-            functions), in a model without any all convolutions, and without these all
-            linear layers.
+        text: selectors as in `--layers`; None for the layers of `_default_names`.
         blank: arguments of the model, whose values do not matter.
 
     Raises:
-        UsageError: a selector cannot be read or matches nothing; nothing that was
-            selected can be counted; or there are no selectors, and the model has no
-            activation, convolution or linear layer.
+        UsageError: a selector cannot be read or matches nothing; no selected layer can be
+            counted; or `text` is None, and the model has no activation, convolution or
+            linear layer.
     """
     graph = CallGraph(model.module)
     book = HintBook(model.module, blank[0].shape)
@@ -146,10 +144,10 @@ def plan_audit(
     else:
         layers = choose_layers(model, text, blank)
         names = {layer.name for layer in layers}
-        # for functions that are not activations, which the graph does not list
+        # the graph does not list functions that are not activations
         graph.layers += layers
     plan = AuditPlan(graph)
-    # the order in which calls finish: those of a layer come by their index
+    # in the order in which the calls finished
     ran = Counter[str]()
     for call in graph.output_types:
         if call.name not in names:
@@ -167,8 +165,9 @@ def plan_audit(
 
 
 def _default_names(graph: CallGraph) -> set[str]:
-    """Names of the layers that are audited where the user selects none: all activations;
-    of a model without, all convolutions; without these, too, all linear layers.
+    """Names of the layers that are audited if the user selects none: all activations,
+    modules and functions; in a model without activations, all convolutions; in a model
+    without convolutions, too, all linear layers.
 
     Raises:
         UsageError: the model has no layer of these kinds.
@@ -187,10 +186,11 @@ def _default_names(graph: CallGraph) -> set[str]:
 
 
 def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
-    """Plan how a call is judged: at which activation for `dead`, or why not.
+    """Find the activation where a call is judged for `dead`, or the reason why there is
+    none.
 
     Raises:
-        LayoutError: its output is not a tensor with channels, so that it cannot be
+        LayoutError: the output of the call is not a tensor with channels, and cannot be
             counted.
     """
     if call not in graph.shapes:
@@ -206,7 +206,7 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
     if judge.activation is None or not judge.activation.zero:
         label = "it" if number == start else layer_named(judge.call.label)
         return replace(counted, reason=f"{label} gives no exact zeros")
-    # with a reshape between them channel i of one is not channel i of the other
+    # after a reshape between the two, channel i of one is not channel i of the other
     channels = graph.shapes[call][counted.channel_axis]
     if graph.shapes[judge.call][judge.channel_axis] != channels:
         reason = f"{layer_named(judge.call.label)}, which follows, has other channels"
@@ -215,8 +215,8 @@ def _judged_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
 
 
 def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
-    """A call with the axis that counts its channels: as the graph knows it, else by the
-    layout of the output. How it is judged for `dead` is left open.
+    """A call with its channel axis, which comes from the graph, or else from the layout of
+    the output. `dead_at` and `reason` are not set.
 
     Raises:
         LayoutError: no axis is known to count channels.
@@ -233,7 +233,7 @@ def _counted_call(graph: CallGraph, call: Call, book: HintBook) -> CountedCall:
         hints = book.of_shape(layer, shape)
         if len(shape) > 1:
             axis = channel_axis(shape, hints)
-        # a sequence may be one of anchors, which are not channels
+        # a sequence may be a list of anchors, which are not channels
         if axis is None or recognise(shape, hints).layout == "sequence":
             raise LayoutError(
                 f"shape {list(shape)} has no axis known to count channels"

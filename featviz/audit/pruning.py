@@ -25,26 +25,26 @@ class Prunable:
     layers: dict[str, list[int]] = field(default_factory=dict)
     """Channels by name of the convolution or linear module that makes them."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Why dead channels of an activation cannot be cut out of one layer, by its label."""
+    """Why dead channels of an activation cannot be cut out, by label of the activation."""
     zeroed: dict[Call, list[int]] = field(default_factory=dict)
-    """The same channels by activation: to set them to zero there has the effect of cutting
-    them out."""
+    """The channels of `layers` by activation. To set them to zero in the activation's output
+    has the effect of cutting them out."""
 
 
 def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
-    """Follow dead channels back to the layers that make them. A channel of a layer that
-    runs several times can be cut out only if it is dead behind each of its calls.
+    """Follow dead channels back to the layers that make them. If a layer runs several
+    times, a channel can be cut out only if it is dead after each call of the layer.
 
     Args:
-        rows: `layers` of audit.json, where `findings.dead` lists the dead channels.
+        rows: the entry `layers` of audit.json; `findings.dead` of a row lists the dead
+            channels.
     """
     prunable = Prunable()
     graph = plan.graph
     dead_by_label = {row["label"]: row["findings"].get("dead") for row in rows}
-    # the activation behind each call of a maker, by the maker's name and its call
+    # of each maker, by its name: the activation that follows each of its calls
     activations_of: dict[str, dict[Call, Call]] = {}
-    # by activation
-    dead_channels = {}
+    dead_channels = {}  # by activation
     for target in plan.targets:
         channels = dead_by_label.get(target.call.label)
         if target.dead_at is None or not channels:
@@ -56,7 +56,7 @@ def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
         else:
             dead_channels[activation] = channels
             activations_of.setdefault(maker.name, {})[maker] = activation
-    # of all calls: one that no dead activation follows needs the channel
+    # the makers of all calls: a call without a dead activation after it needs the channel
     called_names = [node.call.name for node in graph.nodes]
     for name, activations in activations_of.items():
         dead_sets = [set(dead_channels[call]) for call in activations.values()]
@@ -74,23 +74,24 @@ def prove(
     zeroed: Mapping[Call, list[int]],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """Compare a model's output with and without some channels, for `verify` of
+    """Compare a model's output with and without some channels, for the entry `verify` of
     audit.json.
 
     Args:
-        plan: of this model.
-        zeroed: channels that are set to zero, by the activation whose output has them.
-        batches: the images; without any the largest change is 0.
+        plan: the plan that was made of this model.
+        zeroed: the channels to set to zero, by the activation whose output has them.
+        batches: the images; there may be none.
 
     Returns:
-        `images`, their number; `largest_change` of a value of the output, None where
-        outputs cannot be compared; and only where it is above 0, `nonfinite`: how many
-        values are NaN or infinite in one output, and something else in the other.
+        `images`: how many images there were. `largest_change`: the largest change of a
+        value of the output; 0 without images, None if outputs cannot be compared.
+        `nonfinite`: how many values are NaN or infinite in one output, and something else
+        in the other; left out if that is 0.
     """
     counted = plan.counted_calls
 
     def set_to_zero(call: Call, output: Any) -> None:
-        """Sets the channels of a call to zero, in place: the rest of the pass sees it."""
+        """Set the channels to zero in place, so that the rest of the pass takes zeros."""
         if call in zeroed:
             channels = torch.tensor(zeroed[call], device=output.device)
             output.index_fill_(counted[call].channel_axis, channels, 0)
@@ -108,7 +109,7 @@ def prove(
         change, newly_nonfinite = largest_change(before, after)
         images += len(batch.images)
         nonfinite += newly_nonfinite
-        # another number or shape of outputs, as of a detector that finds fewer boxes
+        # the outputs differ in number or shape, as where a detector finds fewer boxes
         if change is None:
             comparable = False
         else:

@@ -48,7 +48,7 @@ from featviz.rundir.folder import Folder
 from featviz.text import printable, safe_name
 
 PER_LAYER = 8
-"""Suspects of a call that are drawn at most."""
+"""At most this many suspects of a call are drawn."""
 
 # pixels of the longer side of an image and of its map
 _TILE = 88
@@ -113,12 +113,12 @@ class MapKey(NamedTuple):
 
 
 class SeenMaps(NamedTuple):
-    """What is drawn, as the model saw it."""
+    """The maps and the images that the sheets show."""
 
     maps: dict[MapKey, Floats]
     """float32 [h, w]."""
     images: dict[int, Image.Image]
-    """Of a tile's size, by the number of the image."""
+    """By the number of the image: the input of the model as a picture of a tile's size."""
 
 
 def draw_suspects(
@@ -132,18 +132,18 @@ def draw_suspects(
     """Draw the sheets into a folder.
 
     Args:
-        folder: of the audit.
-        plan: of this model.
-        samples: all images of the audit, in the order by which suspects number them.
+        folder: the folder of the audit.
+        plan: the plan that was made of this model.
+        samples: all images of the audit; `Suspect.images` has their indices.
         inputs: how images become the model's inputs, as in the first pass.
 
     Returns:
-        `drawn` of audit.json: a row for each sheet.
+        The entry `drawn` of audit.json: a row for each sheet.
 
     Raises:
         ForwardError: the model fails on an image of the sheets.
     """
-    seen = _see_again(model, plan, sheets, samples, inputs)
+    seen = _show_again(model, plan, sheets, samples, inputs)
     drawn = []
     for sheet in sheets:
         canvas, channels = _draw(sheet, seen, samples)
@@ -167,13 +167,13 @@ def choose_suspects(
     tallies: Mapping[Call, Tally],
     limit: int,
 ) -> list[SuspectSheet]:
-    """Choose what is drawn: of each call the PER_LAYER worst suspects, as long as there are
-    no more than `limit` in all.
+    """Choose which suspects are drawn: at most the PER_LAYER worst ones of each call, call
+    by call, until there are `limit` of them.
 
     Args:
-        rows: `layers` of audit.json.
-        tallies: by call; they say which images excite a channel most.
-        limit: suspects in all; 0 draws none.
+        rows: the entry `layers` of audit.json.
+        tallies: by call; a tally says which images excite a channel most.
+        limit: the largest number of suspects in all sheets; 0 draws none.
     """
     sheets = []
     remaining = limit
@@ -186,18 +186,18 @@ def choose_suspects(
                 suspects.append(Suspect(name, channel, best[best >= 0].tolist()))
         chosen = suspects[: min(PER_LAYER, remaining)]
         remaining -= len(chosen)
-        # The dead ones have a picture of their own: their maps are black at an activation,
-        # so it shows the maps that the activation takes.
-        for source, are_dead in ((_feeding(plan, target), True), (target, False)):
+        # Dead suspects have a sheet of their own. Their maps in the activation's output
+        # are black, so the sheet shows their maps in its input.
+        for source, are_dead in ((_feeding_call(plan, target), True), (target, False)):
             drawn = [suspect for suspect in chosen if suspect.is_dead == are_dead]
             if drawn:
                 sheets.append(SuspectSheet(target, source, drawn, len(suspects)))
     return sheets
 
 
-def _feeding(plan: AuditPlan, target: CountedCall) -> CountedCall:
-    """The call whose output an activation takes; the target itself where it is not an
-    activation, or takes several tensors."""
+def _feeding_call(plan: AuditPlan, target: CountedCall) -> CountedCall:
+    """The call whose output an activation takes. For a target that is no activation, or
+    that takes several tensors, the target."""
     if target.activation is None:
         return target
     graph = plan.graph
@@ -207,15 +207,19 @@ def _feeding(plan: AuditPlan, target: CountedCall) -> CountedCall:
     return CountedCall(graph.nodes[sources[0]].call, target.channel_axis)
 
 
-def _see_again(
+def _show_again(
     model: LoadedModel,
     plan: AuditPlan,
     sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
 ) -> SeenMaps:
-    """Show the images of the sheets to the model once more, and keep the maps of the
-    suspects. An image that can no longer be read is left out."""
+    """Show the images of the sheets to the model again, and keep the maps of the suspects.
+    An image that can no longer be read is left out.
+
+    Raises:
+        ForwardError: the model fails on one of these images.
+    """
     channels_of = defaultdict(set)
     for sheet in sheets:
         for suspect in sheet.suspects:
@@ -226,7 +230,7 @@ def _see_again(
     current = 0
 
     def sink(call: Call, output: Any) -> None:
-        """Keeps the maps of the suspects that the image `current` excites."""
+        """Keep the maps of the suspects whose row shows the image `current`."""
         for source, channel in channels_of[current]:
             if source.call == call:
                 seen.maps[MapKey(call, channel, current)] = _map_of(
@@ -252,20 +256,20 @@ def _see_again(
 
 
 def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
-    """A channel as a map [h, w], of which rows and columns are left out until it is about
-    as large as a tile. Tokens make a square, without a class token; what is neither a map
-    nor a square makes one row.
+    """A channel of an output as a map [h, w]. A map that is larger than a tile is thinned:
+    only every second (third, ...) row and column is kept. Tokens make a square, without a
+    class token; if they do not fill a square, they make one row.
 
     Args:
-        output: of one image, [1, ...].
+        output: the output for one image, [1, ...].
         channel_axis: the axis of `output` that counts channels; negative from the end.
-        channel: its index along that axis.
+        channel: the index of the channel on that axis.
     """
     rows = to_rows(layout.to_floats(output.detach()), channel_axis, 1)
     values: Floats = rows[0, channel].cpu().numpy().copy()
     shape = list(output.shape[1:])
     del shape[channel_axis - 1 if channel_axis > 0 else channel_axis]
-    # No map: 196 tokens are a square of 14 · 14, and 197 are a class token before one.
+    # tokens: 196 are a square of 14 · 14, and 197 are a class token before that square
     if len(shape) != 2 or shape[0] * shape[1] != values.size:
         shape = [1, values.size]
         for class_tokens in (0, 1):
@@ -285,12 +289,12 @@ def _as_tile(image: Image.Image) -> Image.Image:
 def _draw(
     sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]
 ) -> tuple[PixelCanvas, list[dict[str, Any]]]:
-    """Draw a sheet: a row for each suspect, with its name, a colour key, images, and its
-    maps of them.
+    """Draw a sheet: a row for each suspect, with the suspect's name, a colour key, and
+    images with the suspect's maps.
 
     Returns:
-        The picture, and `channels` of its row in audit.json: where everything is, for
-        pages that arrange it anew.
+        The picture, and the entry `channels` of the sheet's row in audit.json: where the
+        tiles are, for pages that arrange them anew.
     """
     title = _title(sheet)
     columns = max(len(suspect.images) for suspect in sheet.suspects)
@@ -306,7 +310,7 @@ def _draw(
         cells = [grid.cell(position) for position in range(first_cell, last_cell)]
         names = [samples[number].name for number in suspect.images]
         for cell, name in zip(cells, names, strict=True):
-            # below the image and its map
+            # as wide as an image and its map
             line = end_of(name, _TEXT, 2 * _TILE + _GAP)
             canvas.caption(cell, [Caption(line, _INK)])
         top = _TOP + row * _ROW_HEIGHT
@@ -317,7 +321,8 @@ def _draw(
 
 
 def _title(sheet: SuspectSheet) -> tuple[str, str]:
-    """The two lines above the suspects: the layer with their number, and what is drawn."""
+    """The two lines above the suspects: the layer and how many suspects it has, and what
+    is drawn of them."""
     call = sheet.target.call
     label = printable(call.label)
     title = (
@@ -342,18 +347,20 @@ def _draw_suspect(
     source: Call,
     seen: SeenMaps,
 ) -> dict[str, Any]:
-    """Draw the row of a suspect: its name, a colour key, and in each cell an image with
-    the suspect's map of it on the right. All maps have one scale, with zero in it.
+    """Draw the row of a suspect: its name, a colour key, and in each cell an image, with
+    the suspect's map of this image on the right. All maps of the row have one scale, which
+    includes zero.
 
     Args:
-        top: of the row, in pixels of the canvas.
-        cells: the places of the images, one for each image of the suspect.
-        names: of these images.
+        top: the top of the row, in pixels of the canvas.
+        cells: a cell for each image of the suspect.
+        names: the names of these images.
         source: the call whose maps are drawn.
-        seen: where this lacks an image or its map, the cell stays empty.
+        seen: images and maps. The cell of an image that is missing here, or whose map is,
+            stays empty.
 
     Returns:
-        Its entry of `channels` in audit.json: the scale, and where the tiles are.
+        The suspect's entry of `channels` in audit.json: the scale, and where the tiles are.
     """
     maps = []
     low = 0.0
@@ -372,7 +379,7 @@ def _draw_suspect(
     for cell, name, number, values in zip(
         cells, names, suspect.images, maps, strict=True
     ):
-        # the image can no longer be read, or the call did not come again
+        # the image can no longer be read, or the call did not run this time
         if number not in seen.images or values is None:
             continue
         tile = canvas.paste(seen.images[number], cell)
@@ -394,10 +401,10 @@ def _draw_suspect(
 
 
 def _draw_key(canvas: PixelCanvas, top: float, low: float, high: float) -> None:
-    """Draw the colour key of a channel's maps, with the values at both ends below.
+    """Draw the colour key of a channel's maps, and below it the values at both ends.
 
     Args:
-        top: of the key, in pixels of the canvas.
+        top: the top of the key, in pixels of the canvas.
         low: the value of the first colour.
         high: the value of the last colour.
     """
