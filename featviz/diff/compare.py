@@ -1,8 +1,8 @@
 """How far two arrays are apart, channel by channel.
 
-The relative difference is a share of the larger value and the layer's largest magnitude
-together, since small values among large ones are not exact (threads and libraries move
-them):
+The relative difference is the difference as a share of a sum: of the larger value, and of
+`scale`, which is the layer's largest magnitude. Without `scale`, small values in a layer of
+large ones would seem to differ, since another thread count or library changes them a little:
 
     |new - base| / (max(|new|, |base|) + scale)        0..1
 
@@ -35,27 +35,27 @@ class Change(NamedTuple):
     relative: np.ndarray
     """The largest |new - base| / (max(|new|, |base|) + scale), 0..1."""
     cosine: np.ndarray
-    """-1..1; 1 where both are zero; NaN for a single number, or where only statistics
-    are known."""
+    """-1..1; 1 if both are zero; NaN for a single number, or if only statistics are
+    known."""
     unlike: np.ndarray
     """How many values are NaN or infinite in one tensor, and something else in the
     other."""
     products: np.ndarray
     """[channels, 4]: base · new, base · base, new · new, and (new - base) · (new - base).
-    Values are divided by the layer's scale before, and count as 0 where one of the two is
-    not finite. NaN where only statistics are known."""
+    First, all values are divided by the layer's scale, and pairs of values that are not
+    both finite are set to 0. NaN if only statistics are known."""
 
     @property
     def layer_cosine(self) -> float:
-        """The cosine over all channels whose products are known; NaN where none are."""
+        """The cosine over all channels whose products are known; NaN if none are."""
         products = self._layer_products
         return math.nan if products is None else float(_cosine(products)[0])
 
     @property
     def layer_sqnr(self) -> float:
         """Signal to quantization noise in dB over all channels whose products are known:
-        10·log10 of the power of base over that of the difference. Infinite where nothing
-        differs, minus infinite where base is zero, NaN where no products are known."""
+        10·log10 of the power of base over the power of the difference. Infinite if nothing
+        differs, minus infinite if base is zero, NaN if no products are known."""
         products = self._layer_products
         if products is None:
             return math.nan
@@ -68,26 +68,26 @@ class Change(NamedTuple):
 
     @property
     def _layer_products(self) -> np.ndarray | None:
-        """The products [1, 4], added over the channels; None where none are known."""
-        # of a picture only the drawn channels are known
+        """The sums of the products over the channels, [1, 4]; None if none are known."""
+        # a picture shows only the drawn channels
         measured = self.products[~np.isnan(self.products).any(1)]
         return measured.sum(0, keepdims=True) if len(measured) else None
 
     def differs(self, tolerance: float) -> np.ndarray:
-        """Which channels have a relative difference above the tolerance, or a value that
-        is finite in one tensor only; bool [channels]."""
+        """Which channels have a relative difference above the tolerance, or unlike values;
+        bool [channels]."""
         return np.asarray((self.relative > tolerance) | (self.unlike > 0))
 
 
 def worst_first(
     relative: np.ndarray, unlike: np.ndarray, among: np.ndarray
 ) -> list[int]:
-    """Some channels, the most changed first: by the number of unlike values, then by the
-    largest relative difference.
+    """Sort channels by their change, the most changed first: first by the number of unlike
+    values, then by the largest relative difference.
 
     Args:
-        relative: [channels], 0..1.
-        unlike: [channels], `Change.unlike`.
+        relative: `Change.relative`, [channels].
+        unlike: `Change.unlike`, [channels].
         among: bool [channels], the channels to sort; the others are left out.
     """
     order = np.lexsort((-relative, -unlike))
@@ -95,8 +95,11 @@ def worst_first(
 
 
 def scale_of(*stats: Floats) -> float:
-    """The largest finite magnitude in the first two columns of some arrays; 0 where there
-    is none. Of statistics [channels, 6] these are the least and the greatest value.
+    """The largest finite magnitude of all values of some tensors; 0 if none is finite.
+
+    Args:
+        stats: statistics [channels, 6], whose first two columns are the least and the
+            greatest value; or values [N, 1].
     """
     extremes = np.abs(np.concatenate([table[:, :2] for table in stats]))
     return float(np.max(extremes, initial=0.0, where=np.isfinite(extremes)))
@@ -106,10 +109,10 @@ def no_change(channels: int, size: int) -> Change:
     """The change between two equal tensors.
 
     Args:
-        channels: how many they have.
-        size: values of a channel.
+        channels: how many channels they have.
+        size: how many values a channel has.
     """
-    # the products of any vector and itself will do: those of ones, without noise
+    # as if all values were one: the products of any vector with itself would do
     zeros = np.zeros(channels)
     products = np.ones((channels, 4))
     products[:, _NOISE] = 0
@@ -130,9 +133,9 @@ def compare(
     Args:
         base: values [channels, N] of any number type; N is not 0.
         new: of the same shape.
-        scale: the layer's largest magnitude, 0 if all is zero.
-        slack: [channels], how much of a difference is taken off it, since values are not
-            known more exactly; None for nothing.
+        scale: the layer's largest magnitude; 0 if all values are zero.
+        slack: [channels], by how much a difference may be wrong, since values of a picture
+            are rounded. It is subtracted from each difference. None for 0.
     """
     if slack is None:
         slack = np.zeros(len(base))
@@ -151,7 +154,7 @@ def compare(
 def _compare_block(
     old: np.ndarray, now: np.ndarray, scale: float, slack: np.ndarray
 ) -> Change:
-    """The change of some channels; arguments as of `compare`.
+    """The change of some channels, with `scale` and `slack` as in `compare`.
 
     Args:
         old: values of base, float64 [C, N].
@@ -159,14 +162,14 @@ def _compare_block(
     """
     differences = _differences(old, now, scale, slack)
     finite = np.isfinite(old) & np.isfinite(now)
-    # shares of the layer's largest magnitude, whose squares a double can hold
+    # as shares of the layer's largest magnitude, so that squares do not overflow
     old = np.where(finite, old, 0.0) / (scale or 1.0)
     now = np.where(finite, now, 0.0) / (scale or 1.0)
-    # the noise by itself: as base² - 2·base·new + new² it would drown in rounding
+    # not as base² - 2·base·new + new², where rounding errors would hide a small noise
     noise = now - old
     pairs = ((old, now), (old, old), (now, now), (noise, noise))
     products = np.stack([np.einsum("ij,ij->i", *pair) for pair in pairs], axis=1)
-    # the cosine of two single numbers says no more than their signs
+    # no cosine of single numbers: it would tell only whether their signs are equal
     cosine = np.full(len(old), np.nan)
     if old.shape[1] > 1:
         cosine = _cosine(products)
@@ -180,15 +183,16 @@ def _compare_block(
 
 
 def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
-    """Compare two tensors by their statistics, from which no cosine follows.
+    """Compare two tensors by their statistics. The cosine and the products of the result
+    are NaN.
 
     Args:
         base: [channels, 6], in the order of `records.STAT_COLUMNS`.
-        new: the same, of as many channels.
+        new: of the same shape.
         scale: the layer's largest magnitude.
     """
-    # min, max, mean and std. Not the share of zeros: it changes where rounding makes 1e-9
-    # of a zero, which is no difference.
+    # min, max, mean and std. Not the share of zeros, which changes if rounding turns a zero
+    # into 1e-9.
     moments = compare(base[:, :4], new[:, :4], scale)
     nonfinite = abs(new[:, 5] - base[:, 5]).astype(np.int64)
     return Change(
@@ -203,13 +207,14 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
 def signed(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> np.ndarray:
-    """The signed relative difference of each value; NaN where only one value is finite.
+    """The signed relative difference of each value; NaN for unlike values (see `Change`).
 
     Args:
         base: [channels, N].
-        new: of the same shape; where it is larger, the result is positive.
+        new: of the same shape; where a value is larger than in `base`, the result is
+            positive.
         scale: the layer's largest magnitude.
-        slack: [channels], as of `compare`.
+        slack: [channels], as in `compare`.
 
     Returns:
         float64 [channels, N], -1..1.
@@ -226,9 +231,10 @@ class _Differences(NamedTuple):
     """How each value differs, [channels, N]."""
 
     difference: np.ndarray
-    """new - base, brought towards 0 by the slack; 0 where one is not finite."""
+    """new - base, with the slack taken off its magnitude; 0 if one of both is not
+    finite."""
     relative: np.ndarray
-    """`difference` as a share of the larger magnitude and the scale together, -1..1."""
+    """`difference` as a share of the larger magnitude plus the scale, -1..1."""
     unlike: np.ndarray
     """Whether only one is finite, or neither is and they differ (inf and NaN)."""
 
@@ -236,8 +242,8 @@ class _Differences(NamedTuple):
 def _differences(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> _Differences:
-    """Compare values one by one; arguments as of `signed`, in float64."""
-    # the usual case by itself: masked subtraction takes longer
+    """Compare values one by one; the arguments are those of `signed`, in float64."""
+    # usually all values are finite: plain subtraction is faster than a masked one
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
         difference = new - base
@@ -249,7 +255,7 @@ def _differences(
         beyond = abs(difference) - slack[:, None]
         difference = np.sign(difference) * np.maximum(beyond, 0)
     divisor = np.fmax(abs(base), abs(new)) + scale
-    # only where something differs: else 0 / 0 in a layer of zeros
+    # only where something differs: a layer of zeros would give 0 / 0
     relative = np.divide(
         difference, divisor, out=np.zeros_like(base), where=difference != 0
     )
@@ -257,15 +263,15 @@ def _differences(
 
 
 def _cosine(products: np.ndarray) -> np.ndarray:
-    """The cosine similarity -1..1 of each row of `Change.products`; 1 where both vectors
-    are zero, 0 where one of them is."""
+    """The cosine similarity -1..1 of each row of `Change.products`; 1 if both vectors are
+    zero, 0 if only one of them is."""
     base = products[:, _BASE]
     new = products[:, _NEW]
-    # two roots, since the product of two squares may be beyond what a double holds
+    # two roots, since the product of the two squares may overflow
     norms = np.sqrt(base) * np.sqrt(new)
     dot = products[:, _DOT]
     cosine = np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
-    # Exactly 1 of two equal vectors, also of zeros. The quotient may be less, since
-    # sqrt(8) * sqrt(8) is 8.000000000000002, and a gate `cosine<1` would fail.
+    # Two equal vectors, also two of zeros, get exactly 1. The quotient may be less, since
+    # sqrt(8) * sqrt(8) is 8.000000000000002, and then a gate `cosine<1` would fail.
     is_equal = (dot == base) & (dot == new)
     return np.asarray(np.where(is_equal, 1.0, cosine.clip(-1.0, 1.0)))

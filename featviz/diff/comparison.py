@@ -22,7 +22,7 @@ from featviz.text import counted, layer_named, ranges
 SCHEMA_VERSION = 1
 """The version of the JSON document. 1: first release."""
 
-# the columns that name a tensor, which the page has as a heading
+# the columns that name a tensor: on the page, the heading says the same
 _NAMING = ("layer", "type", "tensor")
 # ranges of newly dead channels that are written out
 _MAX_RANGES = 5
@@ -158,44 +158,47 @@ class ComparedTensor:
 
     key: CaptureKey
     type: str
-    """Of the layer: `Conv2d`."""
+    """The type of the layer: `Conv2d`."""
     index: int
     """The layer's position in the model."""
     by: Sequence[str]
-    """What was compared, in some image: `tensors`, `statistics and pixels`,
-    `statistics`."""
+    """What was compared; several if images differ in this: `tensors`, `statistics and
+    pixels`, `statistics`."""
     reason: str | None
-    """Why it could not be compared, in the first image where it could not."""
+    """Why it could not be compared, in the first image where this happened; None if it could
+    be compared in all images."""
     images: Mapping[str, ImageChange]
     """By name of the image."""
     count: ChannelCount
-    """A channel differs if it does in some image."""
+    """Each channel counts once, and differs if it does in at least one image."""
     channel_images: ChannelCount
-    """The same, with each channel counted once for each image."""
+    """Each channel counts once for each image."""
     channels: ChannelChanges
     cosine: float
-    """Of the whole tensor, in the image where it is smallest; NaN where it is not known:
-    only statistics are, or they are all that is known of a channel that differs."""
+    """The cosine of the whole tensor, in the image where it is smallest. NaN if it is not
+    known: if only statistics are known, of all channels or of one that differs."""
     sqnr: float
-    """Signal to quantization noise in dB, of the image where it is smallest; infinite
-    where nothing differs, NaN unless both runs kept tensors."""
+    """Signal to quantization noise in dB, in the image where it is smallest; infinite if
+    nothing differs, NaN unless both runs kept tensors."""
     most_changed: Sequence[int]
-    """At most five channels that differ, over all images, the most changed first."""
+    """The at most five most changed channels, over all images, the most changed first."""
     newly_dead: Sequence[int]
-    """The channels of an activation that are zero in every image of NEW, and not in
-    every one of BASE; none if there is one image alone."""
+    """The channels of an activation that are zero in every image of NEW, but not in every
+    image of BASE; empty if only one image was compared."""
     image: str
     """The image in which it differs most; the next three fields are about this image."""
     severity: float
-    """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
+    """The largest relative difference, 0..1; 1 if the tensors cannot be compared, or have
+    unlike values (see `Change`)."""
     change: np.ndarray
     """[channels]: the largest relative difference of each, 0..1."""
     changed: Sequence[int]
     """The channels that differ, the most changed first."""
     difference: DifferenceMap | None = None
-    """Its pictures; None where none were drawn."""
+    """Its pictures; None if none were drawn."""
     pair: LayerPair | None = None
-    """How its tensor of NEW was found; None where it has the same name in both runs."""
+    """How its partner in NEW was found; None for two runs of one runtime, where the partner
+    has the same name."""
 
     @property
     def label(self) -> str:
@@ -234,7 +237,7 @@ class ComparedTensor:
             row["relative"] = f"{self.channels.relative.max():.3g}"
             if math.isfinite(self.cosine):
                 row["cosine"] = f"{self.cosine:.6f}"
-            # infinite where nothing differs, which is worth saying
+            # an infinite SQNR is shown: it says that nothing differs
             if not math.isnan(self.sqnr):
                 row["SQNR"] = f"{self.sqnr:.2f} dB"
             row["most changed"] = ", ".join(map(str, self.most_changed))
@@ -243,11 +246,11 @@ class ComparedTensor:
 
     @property
     def page_cells(self) -> list[tuple[str, str]]:
-        """The facts that the page lists: headings and cells, without empty ones and those
-        that name the tensor."""
+        """The facts that the page lists: headings and cells. Empty cells are left out, and
+        those that name the tensor."""
         cells = []
         for heading, cell in self.cells.items():
-            # by its side on the page, maps are ranked by one image
+            # beside it the page shows maps that are ranked by one image
             if heading == "most changed" and len(self.images) > 1 and not self.reason:
                 heading = "most changed, all images"
             if cell and heading not in _NAMING:
@@ -256,20 +259,21 @@ class ComparedTensor:
 
 
 class MissingCapture(NamedTuple):
-    """A tensor that one run has and the other has not."""
+    """A tensor that only one of the runs has."""
 
     key: CaptureKey
     type: str
-    """Of its layer."""
+    """The type of its layer."""
     reason: str
     """`skipped: ...`, `never ran` or `not there`, of the run that lacks it."""
 
 
 class OnlyIn(NamedTuple):
-    """What one run has and the other has not."""
+    """What only one of the runs has."""
 
     images: Mapping[str, str]
-    """Reasons (`failed: ...`, `incomplete`, `not there`) by name."""
+    """By name of the image: why the other run has no such image (`failed: ...`,
+    `incomplete`, `not there`)."""
     captures: Sequence[MissingCapture]
 
     @property
@@ -299,9 +303,10 @@ class Comparison:
     only_in_base: OnlyIn
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
-    """Names of images that are left out as incomplete, under `base` and `new`."""
+    """Under `base` and `new`: names of images that the comparison leaves out, since that run
+    has not finished them."""
     predictions: tuple[PredictionChange, ...] = ()
-    """Of the images that have a prediction in both runs."""
+    """The predictions for images that have one in both runs."""
     folded: tuple[str, ...] = ()
     """See `diff.pairing.Alignment`."""
     gates: tuple[Verdict, ...] = ()
@@ -314,8 +319,8 @@ class Comparison:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What `--json` prints, and the content of diff.json. All its counts of channels
-        are those of `channel_images`, so that they add up."""
+        """What `--json` prints, and the content of diff.json. All counts of channels in it
+        are counts of `channel_images`, so that they add up."""
         differing, total = self.channel_images
         first = self.first
         predictions = []
@@ -351,12 +356,13 @@ class Comparison:
 
     @property
     def first(self) -> ComparedTensor | None:
-        """The first tensor that differs. Those behind it inherit its difference."""
+        """The first tensor that differs, in the order in which the model ran; later tensors
+        inherit its difference. None if no tensor differs."""
         return self.differing[0] if self.differing else None
 
     @property
     def changed_predictions(self) -> list[PredictionChange]:
-        """The predictions in which another class is the likeliest."""
+        """The predictions whose likeliest class changed."""
         return [change for change in self.predictions if change.changed]
 
     @property
@@ -383,27 +389,27 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether no more channels differ than allowed, and both runs have the same images
-        and tensors. What only NEW has is excused by --ignore-added."""
+        and tensors. With --ignore-added NEW may have more of them."""
         added = self.only_in_new.lines and not self.thresholds.ignore_added
         return self.within and not self.only_in_base.lines and not added
 
     @property
     def passed(self) -> bool:
         """Whether all gates held; without gates, whether the runs are equal."""
-        # gates replace the rule that runs are equal: a quantised model differs everywhere
+        # gates replace the rule that runs must be equal: a quantised model always differs
         if self.gates:
             return all(verdict.held for verdict in self.gates)
         return self.equal
 
     @property
     def exit_code(self) -> int:
-        """4 where a gate failed, or without gates the runs differ; else 0."""
+        """0 if the comparison passed, else 4."""
         return 0 if self.passed else CHECK_FAILED
 
     @property
     def verdict(self) -> str:
-        """`equal`, `different`, or `within --max-diff-ratio 0.1` where channels differ, but
-        no more than allowed."""
+        """`equal`, `different`, or `within --max-diff-ratio 0.1` if some channels differ,
+        but no more than allowed."""
         if not self.equal:
             return "different"
         if self.first is None:
@@ -412,8 +418,8 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """The whole result in a line."""
-        # of two models that differ throughout, where it begins is the news
+        """The whole result in a line: the verdict, how much differs, and where the
+        difference begins."""
         where = ""
         if self.first is not None:
             where = f", first at {layer_named(self.first.label)} ({self.first.type})"
@@ -425,8 +431,8 @@ class Comparison:
         3 of 8 channels differ (37.50%)`."""
         tensors = counted(len(self.layers), "tensor")
         images = counted(len(self.images), "image")
-        # The verdict counts channels, and the limit is on the share counted in each image:
-        # of one image these are the same.
+        # The text counts each channel once. The limit is on `ratio`, which counts each
+        # channel once for each image. With one image the two counts are the same.
         share = f"{self.ratio:.2%}"
         if len(self.images) > 1:
             differing, total = self.channel_images
@@ -443,8 +449,8 @@ class Comparison:
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
-        """What was not compared, under titles: what only one run has, layers inside another
-        one, and incomplete images. Lists may be empty."""
+        """What was not compared, by title: what only one run has, layers inside another
+        layer, and incomplete images. A list may be empty."""
         lists = {
             "Only in BASE": self.only_in_base.lines,
             "Only in NEW": self.only_in_new.lines,
@@ -456,7 +462,7 @@ class Comparison:
 
 
 def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
-    """The counts of several tensors together."""
+    """The sum of the counts of several tensors."""
     differing = 0
     total = 0
     for count in counts:
@@ -466,7 +472,7 @@ def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
 
 
 def _name_json(tensor: ComparedTensor) -> dict[str, Any]:
-    """Which tensor it is, and the image in which it differs most."""
+    """The entries that name a tensor, and the image in which the tensor differs most."""
     return {
         "type": tensor.type,
         "index": tensor.index,
@@ -476,7 +482,7 @@ def _name_json(tensor: ComparedTensor) -> dict[str, Any]:
 
 
 def _tensor_json(tensor: ComparedTensor) -> dict[str, Any]:
-    """An entry of `layers`; JSON has no NaN and no infinity, which become null."""
+    """An entry of `layers`. NaN and infinity become null, since JSON has neither."""
     differing, total = tensor.channel_images
     changes = tensor.channels
     return {

@@ -1,5 +1,5 @@
-"""The story of `diff`: read two runs, compare them, and write the page, the pictures of
-what changed, and the JUnit file."""
+"""The story of `diff`: read two runs, compare them, and write the page, the difference
+maps, and the JUnit file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Render = Callable[
     [Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]
 ]
 """Takes a comparison, BASE, NEW, the path of the page and the folder of the maps. Returns
-the text of the page, and by name the texts of files that it loads from that folder."""
+the text of the page, and by name the texts of the files that the page loads from the
+folder of the maps."""
 
 
 class OutputFile(NamedTuple):
@@ -53,14 +54,15 @@ def diff(
     """Compare two runs, and write the files that the user asks for.
 
     Args:
-        base: a run directory, or the URL of one, which is copied for the time being.
-        new: the same. If its model ran elsewhere (in ONNX Runtime, say), its layers are
-            paired with those of `base`.
+        base: a run directory, or the URL of one, which is copied into a temporary folder.
+        new: as `base`. If one of the two runs was made by another runtime (ONNX Runtime,
+            say), the layers of `new` are paired with those of `base`.
         thresholds: what counts as different, and gates.
         files: where the page, the folder of maps and the JUnit file go; None for none.
         render: makes the page of `files.html`; None writes no page. It is an argument
-            since `report`, which has the pages, stands above `diff`.
-        titles: what BASE and NEW are called; None takes their folders.
+            since `diff` may not import `report`, which makes pages.
+        titles: the names of BASE and NEW in the result; None for the paths of their
+            folders.
 
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
@@ -70,10 +72,10 @@ def diff(
     _refuse_page_of_url((base, new), files)
     folder = _maps_folder(files)
     with copied(base) as base_root, copied(new) as new_root:
-        # all that can be refused is refused before the runs are read, which takes long
+        # before the runs are read, which takes long
         output_files = checked_files(files, (base_root, new_root))
         aligned = align(_read("BASE", base_root, base), _read("NEW", new_root, new))
-        result = replace(_compared(aligned, thresholds), out=folder)
+        result = replace(_compare_aligned(aligned, thresholds), out=folder)
         if titles is not None:
             result = replace(result, base=titles[0], new=titles[1])
         texts = {
@@ -90,16 +92,16 @@ def diff(
                 for name, text in assets.items():
                     contents[name] = text.encode("utf-8", "replace")
             _write_folder(folder, result, contents)
-        # behind the pictures, which the page links
+        # after the pictures, which the page links
         for option, path, file_kind in output_files:
             with outputs.writing(path, file_kind, option, files.overwrite) as file:
                 file.write(texts[file_kind])
     return result
 
 
-def _compared(aligned: Alignment, thresholds: DiffThresholds) -> Comparison:
-    """Compare two runs whose layers have the same names. The result also says what they
-    are called in NEW."""
+def _compare_aligned(aligned: Alignment, thresholds: DiffThresholds) -> Comparison:
+    """Compare two runs whose layers were given the same names. The result also has the
+    names in NEW of layers that were paired."""
     result = compare_runs(aligned.base, aligned.new, thresholds)
     tensors = []
     for tensor in result.layers:
@@ -108,10 +110,13 @@ def _compared(aligned: Alignment, thresholds: DiffThresholds) -> Comparison:
 
 
 def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None:
-    """Refuse --html where a run lies in a store: the page would link its pictures.
+    """Refuse --html if a run is at a URL: the page links pictures in the run's folder.
 
     Args:
         origins: BASE and NEW.
+
+    Raises:
+        UsageError: `files.html` is set, and BASE or NEW is a URL.
     """
     for origin in origins:
         if isinstance(origin, Url) and files.html is not None:
@@ -123,15 +128,15 @@ def _refuse_page_of_url(origins: Sequence[Path | Url], files: DiffFiles) -> None
 
 
 def checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]:
-    """The files to write outside of the folder of maps, after a check of all that is
-    written.
+    """Check all paths that are written, and return those outside of the folder of maps.
 
     Args:
         files: the paths that the user gave.
         runs: the folders of BASE and NEW.
 
     Raises:
-        StoreError: a path is inside a run, or somebody else's file or folder is there.
+        StoreError: a path is inside a run, or a file or folder is there that may not be
+            replaced.
     """
     output_files = []
     if files.html is not None:
@@ -144,7 +149,8 @@ def checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]
     folder = _maps_folder(files)
     if folder is not None:
         outputs.check_apart(folder, "--out", runs)
-        # an earlier comparison is replaced unasked: the same command makes it again
+        # an earlier comparison is replaced even without --overwrite: the same command
+        # makes it again
         outputs.check_free(folder, outputs.DIFF, True)
     return output_files
 
@@ -152,10 +158,10 @@ def checked_files(files: DiffFiles, runs: tuple[Path, Path]) -> list[OutputFile]
 def _write_folder(
     folder: Path, result: Comparison, contents: Mapping[str, bytes]
 ) -> None:
-    """Write the maps, what the page loads, and diff.json, in place of earlier ones.
+    """Replace the folder of maps by one with the files of `contents` and diff.json.
 
     Args:
-        contents: of the files, by name.
+        contents: by name of the file: the pictures, and what the page loads.
     """
     with outputs.replacing(folder, outputs.DIFF) as hidden_folder:
         for name, content in contents.items():
@@ -165,20 +171,23 @@ def _write_folder(
 
 
 def _maps_folder(files: DiffFiles) -> Path | None:
-    """The folder of the maps: of `--out`, or beside the page of `--html`; None without
-    both."""
+    """The folder of the maps: `--out`, or without it PAGE-maps beside the page of `--html`;
+    None if neither was given."""
     if files.out is not None or files.html is None:
         return files.out
     return files.html.with_name(f"{files.html.stem}-maps")
 
 
 def _read(title: str, root: Path, origin: Path | Url) -> ReadRun:
-    """Read a run, and warn of images that are damaged or were not drawn.
+    """Read a run, and warn of images that are left out, or that the run never reached.
 
     Args:
         title: BASE or NEW, for the warnings.
-        root: its folder, or the folder of a copy.
+        root: the folder of the run or of its copy.
         origin: the folder or the URL that the user gave.
+
+    Raises:
+        FeatvizError: the run cannot be read.
     """
     run = replace(read_run(root), url=origin if isinstance(origin, Url) else None)
     warn_of(run.left_out, f"{title}: ", ", and left out")

@@ -1,7 +1,7 @@
 """Gates: limits on how far layers may be apart, which the user sets: `sqnr<20`.
 
-Gates take the place of the rule that nothing may differ: a quantized model differs in
-every channel, and is good where no layer is worse than its limit."""
+Gates replace the rule that nothing may differ. A quantized model differs in every channel,
+and is still good if no layer is below its limit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Measure:
     of_image: Callable[[ImageChange], float | None]
     """The number in one image; None where it is not known."""
     unit: str
-    """With a space before it, or empty."""
+    """The unit with a space before it; empty for none."""
     remedy: str
-    """The hint of messages: how it becomes known."""
+    """The hint of messages: what makes the number known."""
 
 
 MEASURES = {
@@ -101,16 +101,15 @@ def parse_gate(text: str) -> DiffGate:
 
 
 def check_gate(gate: DiffGate, tensors: Sequence[ComparedTensor]) -> Verdict:
-    """Whether no tensor that a gate is about falls below its limit. A tensor also fails
-    where its runs could not be compared, or where it differs in an image in which the
-    number is not known.
+    """Whether no tensor of the gate's layers is below the limit. A tensor also fails if it
+    could not be compared, or if it differs in an image in which the number is not known.
 
     Args:
-        tensors: all that were compared.
+        tensors: all compared tensors.
 
     Raises:
-        UsageError: the gate is about none of them, or its number is known of none, so
-            that it could never fail.
+        UsageError: the gate names none of their layers, or its number is known of none of
+            them. Then the gate could never fail.
     """
     measure = MEASURES[gate.measure]
     failed = []
@@ -121,7 +120,7 @@ def check_gate(gate: DiffGate, tensors: Sequence[ComparedTensor]) -> Verdict:
         fault = _fault_of(tensor, value, gate.limit, measure.unit)
         if fault is not None:
             failed.append(f"{tensor.label} ({fault})")
-        elif _lacks(tensor, measure):
+        elif _is_unknown_where_changed(tensor, measure):
             unknown.append(tensor)
         if not math.isnan(value):
             known_values[tensor.key] = value
@@ -132,8 +131,8 @@ def check_gate(gate: DiffGate, tensors: Sequence[ComparedTensor]) -> Verdict:
         )
     note = ""
     for tensor in unknown:
-        # A single token has no file of its own, so that its number is never known. The
-        # gate is then decided by the rest of the tensor that it belongs to.
+        # A single token has no file of its own, and its number is never known. If the
+        # number of the rest of its tensor is known, that alone decides.
         whole_key = tensor.key._replace(key=tensor.key.key.rpartition(".")[0])
         if whole_key != tensor.key and whole_key in known_values:
             note = f"; the {gate.measure} of single tokens is not known"
@@ -152,17 +151,17 @@ def check_gate(gate: DiffGate, tensors: Sequence[ComparedTensor]) -> Verdict:
 def _fault_of(
     tensor: ComparedTensor, value: float, limit: float, unit: str
 ) -> str | None:
-    """Why a tensor fails a gate, for a message; None where it holds, or where nothing is
-    known that speaks against it.
+    """Why a tensor fails a gate, for a message; None if it does not fail, or if its value
+    is not known.
 
     Args:
-        value: the gate's measure of the tensor; NaN where it is not known.
-        limit: of the gate; a value below it fails.
-        unit: of `value` and `limit`, with a space before it, or empty.
+        value: the gate's measure of the tensor; NaN if it is not known.
+        limit: the limit of the gate; a value below it fails.
+        unit: the unit of `value` and `limit`, with a space before it; empty for none.
     """
     if tensor.reason is not None:
         return tensor.reason
-    # both measures leave out such values
+    # cosine and SQNR are computed without values that are not finite
     if tensor.channels.unlike.any():
         return "values that are finite in one run alone"
     if value < limit:
@@ -170,7 +169,7 @@ def _fault_of(
     return None
 
 
-def _lacks(tensor: ComparedTensor, measure: Measure) -> bool:
+def _is_unknown_where_changed(tensor: ComparedTensor, measure: Measure) -> bool:
     """Whether a tensor differs in an image in which the measure is not known."""
     images = tensor.images.values()
     return any(image.differing and measure.of_image(image) is None for image in images)
@@ -179,10 +178,14 @@ def _lacks(tensor: ComparedTensor, measure: Measure) -> bool:
 def _matching(
     gate: DiffGate, tensors: Sequence[ComparedTensor]
 ) -> list[ComparedTensor]:
-    """The tensors of the layers that a gate names; UsageError where there are none."""
+    """The tensors of the layers that a gate names.
+
+    Raises:
+        UsageError: there are none.
+    """
     matching = []
     for tensor in tensors:
-        # as a selector: `layer4.*` by name, `Conv2d` by type
+        # as selectors do: `layer4.*` by name, `Conv2d` by type
         names = (tensor.label, tensor.type)
         if any(fnmatchcase(name, gate.layers) for name in names):
             matching.append(tensor)

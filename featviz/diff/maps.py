@@ -1,5 +1,5 @@
-"""Pictures of what changed. Each tensor that differs has three: its most changed channels
-in BASE, the same channels in NEW, and the signed difference.
+"""Difference maps. A tensor that differs has three pictures: its most changed channels in
+BASE, the same channels in NEW, and the signed difference.
 
     before          after           difference
     [5] [12] [3]    [5] [12] [3]    [5] [12] [3]     the most changed channel first
@@ -36,7 +36,7 @@ from featviz.records import Bytes, GridPlan
 from featviz.rundir.read import ReadRun
 from featviz.text import printable, safe_name
 
-# tensors that are drawn at most, each in the image in which it differs most
+# At most this many tensors are drawn, each in the image in which it differs most.
 _MAX_TENSORS = 60
 _MAX_CHANNELS = 16
 _DRAW_OPTIONS = DrawOptions(min_tile=96)
@@ -65,7 +65,7 @@ class _ChangedValues(NamedTuple):
     base: np.ndarray
     new: np.ndarray
     signed: np.ndarray
-    """NEW - BASE, relative (-1..1); NaN where only one is finite."""
+    """`diff.compare.signed` of NEW and BASE."""
     source: str
     """`DifferenceMap.source`."""
 
@@ -74,14 +74,17 @@ def draw(tensors: Sequence[ComparedTensor], base: ReadRun, new: ReadRun) -> Draw
     """Draw the tensors that differ most, and the first one that differs.
 
     Args:
-        tensors: of the comparison of `base` and `new`, in the model's order.
+        tensors: the tensors of the comparison of `base` and `new`, in the model's order.
 
     Returns:
-        All tensors, in their order, each with the `difference` that was drawn of it; and
-        the pictures.
+        All tensors, in the same order, with `difference` set for those that were drawn;
+        and the pictures.
+
+    Raises:
+        DamagedError: a file of an image cannot be read.
     """
-    # The values of all tensors first: the end of the colours is the largest difference of
-    # any of them. They are small, 16 channels a tensor.
+    # The values of all tensors are read first, since the largest difference of any of them
+    # is the end of the colours. They are small: 16 channels of each tensor.
     changed = {}
     for position in _drawn_positions(tensors):
         values = _changed_values(tensors[position], base, new)
@@ -103,9 +106,9 @@ def draw(tensors: Sequence[ComparedTensor], base: ReadRun, new: ReadRun) -> Draw
 
 
 def _drawn_positions(tensors: Sequence[ComparedTensor]) -> list[int]:
-    """Indices of the tensors that are drawn, ascending: the first that differs, and the
-    worst of the others."""
-    # tensors of two shapes have no difference that could be drawn
+    """Indices of the tensors that are drawn, ascending: the first one that differs, and the
+    most changed of the others."""
+    # a tensor that could not be compared has no difference to draw
     differing = []
     for position, tensor in enumerate(tensors):
         if tensor.differs and tensor.reason is None:
@@ -124,13 +127,17 @@ def _changed_values(
     tensor: ComparedTensor, base: ReadRun, new: ReadRun
 ) -> _ChangedValues | None:
     """The values of a tensor's most changed channels in the image in which it differs
-    most; None where no file shows them."""
+    most; None if no file shows them.
+
+    Raises:
+        DamagedError: a file of the image cannot be read.
+    """
     pairs = TensorPair.read(base.images[tensor.image], new.images[tensor.image])
     pair = next(pair for pair in pairs if pair.key == tensor.key)
     shown = _shown_values(pair)
     if shown is None:
         return None
-    # a picture may lack some of the changed channels, as under --channels
+    # a picture may not show all of the changed channels, as with --channels
     index_of = {channel: index for index, channel in enumerate(shown.values.channels)}
     channels = [channel for channel in tensor.changed if channel in index_of]
     channels = channels[:_MAX_CHANNELS]
@@ -139,7 +146,7 @@ def _changed_values(
     index = [index_of[channel] for channel in channels]
     old = shown.values.base[index]
     now = shown.values.new[index]
-    # of a single number, eight bits of a pixel know less than the statistics
+    # the statistics of a single number are more exact than the eight bits of a pixel
     if shown.source == "pixels" and old.size == len(channels):
         old, now = (stats[channels, MEAN].reshape(old.shape) for stats in pair.stats)
     differences = signed(old, now, scale_of(*pair.stats), shown.values.slack[index])
@@ -161,17 +168,21 @@ class _ShownValues(NamedTuple):
     source: str
     """`DifferenceMap.source`."""
     slices: int
-    """How many slices of each channel they are."""
+    """How many slices of each channel the values are of."""
     values: ValuePair
 
 
 def _shown_values(pair: TensorPair) -> _ShownValues | None:
-    """The values of a tensor from kept tensors, or else from pictures. None where neither
-    shows them: the runs kept no tensors, and their pictures are lossy, reduced or drawn on
-    two scales."""
+    """The values of a tensor from kept tensors, or else from pictures. None if neither
+    shows them: the runs kept no tensors, and the pictures are lossy, reduced, or have
+    different scale modes.
+
+    Raises:
+        DamagedError: a file of an image cannot be read.
+    """
     row = pair.rows[0]
     layout = LAYOUTS.get(row.layout)
-    # in a kept tensor of windows the values are in another order than in the maps
+    # a kept tensor of windows has its values in another order than the maps
     if layout is not None and not layout.of_pieces:
         kept = pair.tensors()
         if kept is not None:
@@ -193,7 +204,7 @@ def _difference_map(
         limit: the relative difference at the ends of the colours, above 0.
     """
     numbers = []
-    # where a channel is one number, a square of one grey would show less than it
+    # a channel of one number would be a square of one grey: the number itself says more
     if values.base.size == len(values.channels):
         for old, now in zip(values.base.flat, values.new.flat, strict=True):
             numbers.append(ChangedNumber(float(old), float(now)))
@@ -215,8 +226,7 @@ def _difference_map(
 
 
 def _extremes(values: _ChangedValues) -> ValueSpan:
-    """The smallest and the largest finite value before and after; zeros where there is
-    none."""
+    """The smallest and the largest finite value of both runs; zeros if none is finite."""
     shown = np.concatenate([values.base, values.new])
     finite = shown[np.isfinite(shown)]
     if not len(finite):
@@ -230,8 +240,8 @@ def _plan(shape: tuple[int, ...]) -> GridPlan:
     Args:
         shape: [C, S, H, W] of the values.
     """
-    # The width is that with the usual padding. The wider padding makes the picture wider,
-    # and so its share of the width a little smaller than _GAP.
+    # `plan.width` is the width with the usual padding. With the new one the picture is
+    # wider, so the gap is a little less than the share _GAP of its width.
     plan = grid.plan(shape, _DRAW_OPTIONS)
     return replace(plan, padding=max(2, round(_GAP * plan.width)))
 
@@ -243,13 +253,13 @@ def _pictures(
 
     Args:
         difference: the names of the files, how tiles are laid out, and the limits.
-        layer_type: for the text of the pictures.
+        layer_type: the layer's type, for the text of the pictures.
         values: what is drawn.
 
     Returns:
         The three PNG files by name.
     """
-    # the text chunks say what a picture is if it is taken out of its folder
+    # the text chunks still say what the picture is when the file was moved elsewhere
     layer = f"{difference.label} ({layer_type})"
     if difference.stem != "output":
         layer += f", {difference.stem}"
@@ -262,7 +272,7 @@ def _pictures(
     }
     low, high = difference.range
     limit = difference.limit
-    # One scale for both: on a scale of its own, a map times one half looks the same.
+    # One scale for both. On scales of their own, a map and its half would look the same.
     scale = ValueLimits.fixed(low, high)
     greys = colormap.palette_of("grey", _GAP_GREY)
     described = {**text, "Range": f"{low:.3g} (black) to {high:.3g} (white)"}
@@ -295,18 +305,18 @@ def _png(
         plan: how its tiles are laid out.
         data: [C, S, H, W]; the slices of a channel stand side by side.
         limits: the values of the darkest and the brightest colour.
-        colors: of the tiles and the gaps.
-        text: chunks of the file, by keyword; `Layer` and `Range` are also written into
-            the picture.
+        colors: the palette of the tiles and the gaps.
+        text: the text chunks of the file, by keyword; `Layer` and `Range` are also written
+            into the picture.
     """
     maps = data.reshape(-1, *data.shape[2:])
     tiles = to_levels(maps, limits, colors.levels, colors.nonfinite)
-    # each piece is overwritten by the next one, so it is copied
+    # copied, since each piece is overwritten by the next one
     pixels = np.concatenate(
         [piece.copy() for piece in grid.strips(plan, tiles, colors)]
     )
     line = f"{text['Layer']}: {text['Range']}"
-    # the middle of both colormaps is light enough on the grey of the gap
+    # the middle colour of both colormaps can be read on the grey of the gap
     _write_above(pixels[: plan.padding], line, colors.levels // 2)
     file = io.BytesIO()
     write_png(
@@ -316,15 +326,15 @@ def _png(
 
 
 def _write_above(gap: Bytes, text: str, level: int) -> None:
-    """Write a line of text into the gap above all tiles. Nothing is written where it has
-    no room: the text chunks of the file say the same.
+    """Write a line of text into the gap above all tiles. A text that is too long is not
+    written: the text chunks of the file say the same.
 
     Args:
-        gap: levels [H, W] of the gap, into which is written.
-        level: of the letters; it has the colour of some value, as all levels have.
+        gap: levels [H, W] of the gap; the text is written into this array.
+        level: the level of the letters.
     """
     letters = pixel_font(max(8, int(0.6 * len(gap))))
-    # without grey edges, which would be values, too
+    # without smooth edges: the levels between have unlike colours
     mask = letters.getmask(printable(text), mode="1")
     width, height = mask.size
     spot = gap[(len(gap) - height) // 2 :, _MARGIN:][:height, :width]

@@ -31,34 +31,35 @@ from featviz.rundir.read import ReadRun, warn_of
 from featviz.text import by, listed
 
 _DEFAULTS = DiffThresholds()
-# most changed channels that a tensor lists
+# a tensor lists at most this many of its most changed channels
 _MAX_LISTED = 5
 
 
 def compare_runs(
     base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _DEFAULTS
 ) -> Comparison:
-    """Compare two runs. An image is left out, with a warning, where one of its files turns
-    out to be broken.
+    """Compare two runs. An image with a file that cannot be read is left out, with a
+    warning.
 
     Args:
-        base: the run before; its order of images and layers is that of the result.
-        new: the run after, whose layers have the names of `base` (see `pairing.align`).
+        base: the run before; the result has its order of images and layers.
+        new: the run after; its layers have the names that they have in `base` (see
+            `pairing.align`).
         thresholds: what counts as different, and gates.
 
     Raises:
-        CompareError: the runs had other inputs, or share no image or no layer.
-        UsageError: a gate of the thresholds cannot be read, or no compared layer has its
-            name, or the number that it limits is known of none.
+        CompareError: the runs had different inputs, or share no image or no layer.
+        UsageError: a gate of the thresholds cannot be read; no compared layer has the name
+            in a gate; or the gate's number is known of none of them.
     """
-    # before any file is read: a misspelt gate should not cost a comparison
+    # before any file is read, so that a misspelt gate is refused at once
     gates = [parse_gate(text) for text in thresholds.fail_on]
     changes, damaged_base, damaged_new = _compare_images(
         base, new, thresholds.tolerance
     )
-    # whatever follows must not count an image that was left out half way
-    base = _without(base, damaged_base, "BASE")
-    new = _without(new, damaged_new, "NEW")
+    # from here on, no run has an image that turned out to be damaged
+    base = _without_damaged(base, damaged_base, "BASE")
+    new = _without_damaged(new, damaged_new, "NEW")
     if not changes:
         raise _nothing_shared(
             "image", base.images, new.images, "compare runs of the same images"
@@ -66,19 +67,19 @@ def compare_runs(
     keys = _capture_keys(base, changes)
     new_keys = _capture_keys(new, changes)
     if keys.keys().isdisjoint(new_keys):
-        # a layer may have several captures, and is named once
+        # each layer once, though it may have several captures
         base_layers = dict.fromkeys(key.layer for key in keys)
         new_layers = dict.fromkeys(key.layer for key in new_keys)
         raise _nothing_shared(
             "layer", base_layers, new_layers, "compare runs with the same --layers"
         )
-    # All keys first, in the order in which the model ran: an image may lack a layer, and
-    # the first tensor that diverges has to be the first of the model.
+    # All keys are entered first, in the order in which the model ran. The order of the
+    # changes would not do, since some images may not have all layers.
     by_key: dict[CaptureKey, list[TensorChange]] = {key: [] for key in keys}
     for image_changes in changes.values():
         for change in image_changes:
             by_key[change.key].append(change)
-    # a key that NEW lacks has no changes
+    # a key that is not in NEW has no changes
     tensors = [compared_tensor(group) for group in by_key.values() if group]
     return Comparison(
         base=base.location,
@@ -98,15 +99,15 @@ class _ComparedImages(NamedTuple):
     """The images that both runs have."""
 
     changes: dict[str, list[TensorChange]]
-    """By image, in the order of the model."""
+    """By image; the changes of its tensors in the order of the model."""
     damaged_base: dict[str, str]
-    """Images of which a file of BASE is broken, and why."""
+    """By image: why a file of the image in BASE cannot be read."""
     damaged_new: dict[str, str]
 
 
 def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedImages:
     """Compare the tensors of all images that both runs have. An image with a damaged file
-    has no changes in the result, which says why.
+    is not in `changes`, but in `damaged_base` or `damaged_new`.
 
     Args:
         tolerance: the relative difference up to which values are equal, 0..1.
@@ -115,8 +116,8 @@ def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedI
         CompareError: settings, files of images or inputs of the model differ.
     """
     images = [name for name in base.images if name in new.images]
-    # Runs that share no image are refused for that by the caller, and not because their
-    # settings differ.
+    # If the runs share no image, the caller refuses them for that, even if their settings
+    # differ, too.
     if images:
         _check_settings(base, new, images)
     compared = _ComparedImages({}, {}, {})
@@ -137,8 +138,8 @@ def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedI
 def _predictions(
     base: ReadRun, new: ReadRun, images: Iterable[str]
 ) -> Iterator[PredictionChange]:
-    """The classes that both runs predicted for images, as their manifests have them; an
-    image without a prediction in one of them is passed over."""
+    """The classes that both runs predicted for each image, from its manifests. An image
+    without a prediction in one of the runs is passed over."""
     for name in images:
         before = base.images[name].manifest.prediction
         after = new.images[name].manifest.prediction
@@ -147,20 +148,20 @@ def _predictions(
 
 
 def _capture_keys(run: ReadRun, images: Iterable[str]) -> dict[CaptureKey, None]:
-    """The keys of all captures of some images, as an ordered set: in the order in which
-    the model ran."""
+    """The keys of all captures of some images in the order in which the model ran, as a
+    dict without values, which is an ordered set."""
     keys = {}
     for name in images:
         keys.update(dict.fromkeys(run.images[name].captures))
     return keys
 
 
-def _without(run: ReadRun, damaged: Mapping[str, str], title: str) -> ReadRun:
-    """A run without images that turned out to be damaged, of which it warns.
+def _without_damaged(run: ReadRun, damaged: Mapping[str, str], title: str) -> ReadRun:
+    """A run without its damaged images. Each of them is warned of.
 
     Args:
-        damaged: reasons by name of the image.
-        title: BASE or NEW.
+        damaged: why each image cannot be read, by name of the image.
+        title: BASE or NEW, for the warnings.
     """
     warn_of(damaged, f"{title}: ", ", and left out")
     readable = dict(run.images)
@@ -169,9 +170,9 @@ def _without(run: ReadRun, damaged: Mapping[str, str], title: str) -> ReadRun:
     return replace(run, images=readable, damaged={**run.damaged, **damaged})
 
 
-def _few(names: Iterable[str]) -> str:
-    """For a message the first three names, and how many more there are; `none` for no
-    name."""
+def _first_names(names: Iterable[str]) -> str:
+    """The first three names for a message, and how many more there are; `none` if there is
+    no name."""
     return listed(list(names), 3) or "none"
 
 
@@ -185,19 +186,19 @@ def _nothing_shared(
 
     Args:
         noun: `image` or `layer`.
-        base_names: of those that BASE has.
-        new_names: of those that NEW has.
+        base_names: the names of the images or layers that BASE has.
+        new_names: the names of those that NEW has.
     """
     return CompareError(
-        f"no {noun} is in both runs: BASE has {_few(base_names)}, NEW has"
-        f" {_few(new_names)}",
+        f"no {noun} is in both runs: BASE has {_first_names(base_names)}, NEW has"
+        f" {_first_names(new_names)}",
         hint,
     )
 
 
-def _incomparable(reason: str) -> CompareError:
-    """The error of two runs that did not do the same, for a reason such as `the scale mode
-    is 'map' in BASE and 'layer' in NEW`."""
+def _incomparable_error(reason: str) -> CompareError:
+    """The error of two runs with different settings or inputs, for a reason such as `the
+    scale mode is 'map' in BASE and 'layer' in NEW`."""
     return CompareError(
         f"these runs cannot be compared: {reason}",
         "run both with the same images, preprocessing and --normalize",
@@ -220,22 +221,24 @@ def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
         old = _setting(base, name)
         now = _setting(new, name)
         if old != now:
-            raise _incomparable(f"the {title} is {old!r} in BASE and {now!r} in NEW")
-    # of two files of one name every layer would differ
+            raise _incomparable_error(
+                f"the {title} is {old!r} in BASE and {now!r} in NEW"
+            )
+    # two different files of one name would make every layer differ
     replaced = []
     for name in images:
         old_sum = base.images[name].manifest.image.sha256
         if old_sum != new.images[name].manifest.image.sha256:
             replaced.append(name)
     if replaced:
-        raise _incomparable(
-            f"{_few(replaced)} is another file in NEW (its sha256 differs)"
+        raise _incomparable_error(
+            f"{_first_names(replaced)} is another file in NEW (its sha256 differs)"
         )
 
 
 def _setting(run: ReadRun, name: str) -> object:
-    """A value in run.json, from its top level (preprocessing) or else from its options;
-    None where neither has it."""
+    """A value of run.json, from its top level (preprocessing) or else from its options;
+    None if neither has it."""
     options = run.record.get("options") or {}
     return run.record.get(name, options.get(name))
 
@@ -244,32 +247,32 @@ def _check_input(base: ReadImage, new: ReadImage) -> None:
     """Refuse runs whose models got different inputs of an image.
 
     Raises:
-        CompareError: the shapes of the inputs differ, or the pixels of input.png do by
+        CompareError: the shapes of the inputs differ, or the pixels of input.png differ by
             more than one level.
         DamagedError: an input.png cannot be read.
     """
     old_size = by(base.manifest.input.shape)
     new_size = by(new.manifest.input.shape)
     if old_size != new_size:
-        raise _incomparable(
+        raise _incomparable_error(
             f"the input made of {base.name} is {old_size} in BASE and {new_size} in NEW"
         )
     old = base.shown().astype(np.int16)
     now = new.shown().astype(np.int16)
-    # resizing varies by one level between machines
+    # resizing on another machine may change a pixel by one level
     if old.shape != now.shape or abs(old - now).max(initial=0) > 1:
-        raise _incomparable(
+        raise _incomparable_error(
             f"what the model saw of {base.name} (input.png) has other pixels in NEW"
         )
 
 
 def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> OnlyIn:
-    """The images and captures that a run has and the other one has not.
+    """The images and captures that a run has and the other run has not.
 
     Args:
         run: the run that has them.
-        compared_run: the other one, whose records may give a reason.
-        images: names of the compared images, among whose captures is looked.
+        compared_run: the run that does not have them; its records may say why.
+        images: names of the compared images, whose captures are looked at.
     """
     lacking = {}
     for name in run.images:
@@ -287,14 +290,14 @@ def _only_in(run: ReadRun, compared_run: ReadRun, images: Iterable[str]) -> Only
         for key, row in run.images[name].captures.items():
             if key not in counterpart.captures and key not in captures:
                 captures[key] = MissingCapture(
-                    key, row.type, _absence(counterpart, key)
+                    key, row.type, _absence_reason(counterpart, key)
                 )
     return OnlyIn(lacking, list(captures.values()))
 
 
-def _absence(image: ReadImage, key: CaptureKey) -> str:
-    """Why an image has no capture of this key: the reason in its manifest, where that has
-    one, else `not there`."""
+def _absence_reason(image: ReadImage, key: CaptureKey) -> str:
+    """Why an image has no capture of this key: the reason in its manifest, or `not there`
+    if the manifest has none."""
     for skip in image.manifest.skipped:
         if (skip.layer, skip.kind, skip.call) == (key.layer, key.kind, key.call):
             return f"skipped: {skip.reason}"
@@ -306,18 +309,18 @@ def _absence(image: ReadImage, key: CaptureKey) -> str:
 
 
 def compared_tensor(changes: Sequence[TensorChange]) -> ComparedTensor:
-    """Join the changes of one tensor in all images. It is as good as its worst image:
-    differences are maxima over the images, cosine and SQNR minima.
+    """Join the changes of one tensor in all images. The worst image counts: differences
+    are maxima over the images, cosine and SQNR are minima.
 
-    An image in which the tensors cannot be compared has all channels counted as
-    differing, and adds nothing to these numbers.
+    If the tensors cannot be compared in an image, all its channels count as differing, and
+    the image adds nothing to maxima and minima.
 
     Args:
         changes: at least one, of the same capture key, in the order of the images.
     """
     first = changes[0]
     worst = max(changes, key=lambda change: change.extent)
-    # a channel differs if it does in one image; that of another shape may have more
+    # a channel differs if it does in one image; images may have different channel counts
     differs = np.zeros(max(len(change.differs) for change in changes), bool)
     for change in changes:
         differs[: len(change.differs)] |= change.differs
@@ -348,19 +351,19 @@ def compared_tensor(changes: Sequence[TensorChange]) -> ComparedTensor:
 
 
 def _least(values: Sequence[float]) -> float:
-    """The smallest number, NaN not counted; NaN where there is no other."""
+    """The smallest number, without NaN; NaN if there is no number."""
     return float(np.fmin.reduce(values, initial=math.nan))
 
 
 def _newly_dead(changes: Sequence[TensorChange]) -> list[int]:
-    """The channels of a tensor that are zero in every image of NEW, and not in every
-    image of BASE. None are listed of a single image, nor where zeros do not say that a
-    channel is dead (`TensorChange.zero`).
+    """The channels of a tensor that are zero in every image of NEW, but not in every image
+    of BASE. Empty for a single image, and if a zero channel need not be dead
+    (`TensorChange.zero`).
 
     Args:
         changes: one for each image.
     """
-    # many channels are zero in a single image, and live in the next one
+    # many channels are zero in one image, but not in the next one
     if len(changes) == 1:
         return []
     lived = set()
@@ -374,8 +377,8 @@ def _newly_dead(changes: Sequence[TensorChange]) -> list[int]:
 
 
 def _image_change(change: TensorChange) -> ImageChange:
-    """The change of a tensor in one image as numbers; where the tensors could not be
-    compared, only the number of channels."""
+    """The change of a tensor in one image as numbers; only the number of channels if the
+    tensors could not be compared."""
     differing = int(change.differs.sum())
     if change.reason is not None:
         return ImageChange(differing)
@@ -389,11 +392,12 @@ def _image_change(change: TensorChange) -> ImageChange:
 
 
 def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
-    """The largest differences and the smallest cosine of each channel over some images.
-    Only the channels that all of these have count; without any image arrays are empty.
+    """The largest differences and the smallest cosine of each channel over some images. If
+    images have different channel counts, only the common channels are looked at; without
+    images the arrays are empty.
 
     Args:
-        changes: of one tensor, one for each image, none of them with a `reason`.
+        changes: the changes of one tensor, one for each image, all without a `reason`.
     """
     common = min((len(change.differs) for change in changes), default=0)
     absolute = np.zeros(common)
@@ -405,6 +409,6 @@ def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
         absolute = np.maximum(absolute, change.absolute[:common])
         relative = np.maximum(relative, change.relative[:common])
         unlike = np.maximum(unlike, change.unlike[:common])
-        # fmin passes over NaN, the cosine of single numbers
+        # fmin ignores NaN, which is the cosine of single numbers
         cosine = np.fmin(cosine, change.cosine[:common])
     return ChannelChanges(absolute, relative, unlike, cosine)

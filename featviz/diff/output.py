@@ -8,16 +8,16 @@ from featviz.diff.comparison import ComparedTensor, Comparison
 from featviz.records import Verdict
 from featviz.text import TextTable, counted, listed
 
-# changed predictions that are named, a line each
+# at most this many changed predictions are listed, each on a line
 _NAMED = 10
-# Columns that are left out where all of their cells are empty.
+# columns that are left out if all of their cells are empty
 _OPTIONAL = ("SQNR", "newly dead", "in NEW")
 _NUMBERS = ("images", "channels", "absolute", "relative", "cosine", "SQNR")
 
 
 def diff_table(result: Comparison) -> TextTable:
     """The comparison for people: a row for each tensor that differs, and closing lines. If
-    none differs, there are only the lines."""
+    no tensor differs, there are only the closing lines."""
     rows = [tensor.cells for tensor in result.differing]
     headings = []
     for heading in rows[0] if rows else ():
@@ -35,7 +35,8 @@ def diff_table(result: Comparison) -> TextTable:
 
 
 def _closing_lines(result: Comparison) -> list[str]:
-    """What only one run has, changed predictions, the summary, and the gates."""
+    """The lines below the table: what only one run has, changed predictions, pairings, the
+    summary, and the gates."""
     lines = [f"only in BASE: {line}" for line in result.only_in_base.lines]
     lines += [f"only in NEW: {line}" for line in result.only_in_new.lines]
     if result.predictions:
@@ -55,8 +56,8 @@ def _closing_lines(result: Comparison) -> list[str]:
 
 
 def _pairing_lines(result: Comparison) -> list[str]:
-    """How many tensors of a network and of its graph each rule has paired, and which
-    layers were left out; no lines for runs of one runtime."""
+    """How many tensors each rule of `diff.pairing` has paired, and which layers were left
+    out; no lines for two runs of one runtime."""
     pairs = [tensor.pair for tensor in result.layers if tensor.pair is not None]
     counts = Counter(pair.found_by for pair in pairs)
     lines = []
@@ -70,9 +71,9 @@ def _pairing_lines(result: Comparison) -> list[str]:
 
 
 def verdicts(result: Comparison) -> list[Verdict]:
-    """The test cases of the JUnit file. With gates they are the gates, which alone decide
-    the exit code. Without gates there is a verdict for each tensor, one on what only BASE
-    has, and one on what only NEW has."""
+    """The test cases of the JUnit file. If there are gates, these are the test cases, since
+    only they decide the exit code. If not, there is a verdict for each tensor, one on what
+    only BASE has, and one on what only NEW has."""
     if result.gates:
         return list(result.gates)
     checks = [_tensor_verdict(tensor, result.within) for tensor in result.layers]
@@ -85,11 +86,12 @@ def verdicts(result: Comparison) -> list[Verdict]:
 
 
 def _tensor_verdict(tensor: ComparedTensor, is_within: bool) -> Verdict:
-    """Whether a tensor is equal, or the runs as a whole are within their limit.
+    """The verdict on a tensor: passed if it does not differ, or if the runs as a whole are
+    within their limit.
 
     Args:
-        is_within: whether no more channels differ than --max-diff-ratio allows; then
-            every tensor has passed, so that JUnit and the exit code say the same.
+        is_within: whether no more channels differ than --max-diff-ratio allows. If so,
+            every tensor passes, so that JUnit agrees with the exit code.
     """
     differing, total = tensor.count
     message = f"{differing:,} of {counted(total, 'channel')} differ"

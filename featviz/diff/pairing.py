@@ -45,8 +45,8 @@ class LayerPair(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What it is called in NEW, `conv1 (folded norm)`; empty where the name is that in
-        BASE."""
+        """The name in NEW and the rule, `conv1 (folded norm)`; empty if both runs have the
+        same name."""
         if self.base == self.new:
             return ""
         call = f".call{self.new.call}" if self.new.call else ""
@@ -54,7 +54,7 @@ class LayerPair(NamedTuple):
 
     @property
     def document(self) -> dict[str, Any]:
-        """`in_new` of the JSON document."""
+        """The entry `in_new` of the JSON document."""
         return {**self.new._asdict(), "found_by": self.found_by}
 
 
@@ -67,9 +67,9 @@ class Alignment:
     pairs: Mapping[CaptureKey, LayerPair] = field(default_factory=dict)
     """By the key in BASE; empty for runs of one runtime."""
     folded: tuple[str, ...] = ()
-    """Layers that are inside a layer of the other model, and so have no partner: the
-    convolutions of a network whose graph has norms folded into them, and nodes of the
-    graph that make up one module (the Sigmoid of a SiLU)."""
+    """Layers without a partner, since they are a part of a layer of the other model:
+    convolutions of the network, if the graph has norms folded into them; and nodes of the
+    graph that are a part of one module (the Sigmoid of a SiLU)."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class RenamedImage(ReadImage):
     """An image of a run whose captures have the names of another run."""
 
     names: Mapping[CaptureKey, CaptureKey | None] = field(default_factory=dict)
-    """The new key by the key in its manifest; None leaves the capture out, and captures
-    that are not in here keep their keys."""
+    """The new key of a capture, by its key in the manifest; None leaves the capture out. A
+    capture that is not in here keeps its key."""
 
     @cached_property
     def captures(self) -> Rows:
@@ -91,12 +91,12 @@ class RenamedImage(ReadImage):
         return renamed
 
     def stats(self) -> Mapping[str, Floats]:
-        """All statistics, float32 [maps, 6], under the new keys.
+        """The statistics of each capture, float32 [maps, 6], by `stats_key` of the new key.
 
         Raises:
             DamagedError: they cannot be read.
         """
-        # rows keep their own keys, under which the file has its arrays
+        # the file has the arrays under the old keys, which the rows still have
         arrays = super().stats()
         renamed = {}
         for key, row in self.captures.items():
@@ -108,9 +108,9 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
     """Give the layers of NEW the names that they have in BASE.
 
     Returns:
-        The runs as they are, where one runtime computed both. Else tensors that are
-        inside a layer of the other model are left out, and those without a partner keep
-        their names.
+        For two runs of one runtime: the runs as they are. For a network and a graph: BASE
+        and NEW without the tensors of `Alignment.folded`, and NEW with the names of BASE. A
+        tensor without a partner keeps its name.
     """
     base_runtime = _runtime(base)
     new_runtime = _runtime(new)
@@ -118,8 +118,8 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
         return Alignment(base, new)
 
     def in_order(first: T, second: T) -> tuple[T, T]:
-        """Turns (network, graph) into (BASE, NEW), and the other way round: it swaps both
-        where NEW is the network."""
+        """Turn (network, graph) into (BASE, NEW), or (BASE, NEW) into (network, graph): swap
+        both if NEW is the network."""
         return (second, first) if new_runtime is None else (first, second)
 
     # the rules of pairing are for a network and a graph, whichever of them is BASE
@@ -136,22 +136,22 @@ def align(base: ReadRun, new: ReadRun) -> Alignment:
         names[of_new] = of_base
     folded = [key.layer for key in (*paired.folded_of_network, *paired.folded_of_graph)]
     return Alignment(
-        base=_renamed(base, dict.fromkeys(left_out_base)),
-        new=_renamed(new, names),
+        base=_rename_captures(base, dict.fromkeys(left_out_base)),
+        new=_rename_captures(new, names),
         pairs=pairs,
         folded=tuple(dict.fromkeys(folded)),
     )
 
 
 def _runtime(run: ReadRun) -> object:
-    """The name of what computed the model of a run; None for torch."""
+    """The name of the runtime that computed the model of a run; None for torch."""
     model = run.record.get("model") or {}
     return model.get("runtime")
 
 
 def _rows(run: ReadRun, compared_run: ReadRun) -> Rows:
     """The captures of `run` in the images that both runs have, in the order of the model.
-    If several images have a capture, its row is that of the first."""
+    A capture of several images has the row of the first one."""
     rows: dict[CaptureKey, Capture] = {}
     for name, image in run.images.items():
         if name in compared_run.images:
@@ -159,11 +159,13 @@ def _rows(run: ReadRun, compared_run: ReadRun) -> Rows:
     return rows
 
 
-def _renamed(run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]) -> ReadRun:
-    """A run whose captures have other names.
+def _rename_captures(
+    run: ReadRun, names: Mapping[CaptureKey, CaptureKey | None]
+) -> ReadRun:
+    """The run with new names of its captures.
 
     Args:
-        names: as `RenamedImage.names`.
+        names: `RenamedImage.names`.
     """
     images = {}
     for name, image in run.images.items():
@@ -199,12 +201,12 @@ class _PairingResult(NamedTuple):
 
 
 class _Pairing:
-    """Pairs the tensors of a network with those of a graph. Each rule looks only at what
-    the earlier ones have left; `pairs` applies all of them."""
+    """Pairs the tensors of a network with those of a graph. Each rule looks only at tensors
+    that no earlier rule has paired; `pairs` applies all rules."""
 
     def __init__(self, network: Rows, graph: Rows) -> None:
         """Begin with all tensors of both, and no pair."""
-        # copies, from which the rules take what they pair
+        # copies, from which the rules remove what they pair
         self.network = dict(network)
         self.graph = dict(graph)
         self.norm_behind = _norms_behind(network)
@@ -212,9 +214,9 @@ class _Pairing:
 
     def pairs(self) -> _PairingResult:
         """Pair all that can be paired. To be called once."""
-        # From the surest rule to the weakest. Folded norms come before names: a Conv of
-        # the graph that has a norm folded in may have the name of the network's
-        # convolution, and has the output of its norm.
+        # From the surest rule to the weakest. Folded norms come before names: a Conv with a
+        # folded norm may have the name of the network's convolution, but its output is that
+        # of the norm.
         self.by_folded_norms()
         for key in [key for key in self.graph if key in self.network]:
             self.pair(key, key, BY_NAME)
@@ -224,15 +226,15 @@ class _Pairing:
         return self.found
 
     def pair(self, of_network: CaptureKey, of_graph: CaptureKey, found_by: str) -> None:
-        """Note a pair, and take it from what is left for later rules."""
+        """Note a pair, and remove both from what later rules look at."""
         del self.network[of_network]
         del self.graph[of_graph]
         self.found.partners[of_network] = _Partner(of_graph, found_by)
 
     def by_folded_norms(self) -> None:
-        """Pair a convolution of the graph with the norm behind it in the network, where the
-        graph has no such norm. It was folded into the convolution, whose output is
-        therefore that of the norm."""
+        """Pair a convolution of the graph with the norm behind it in the network, if the
+        graph does not have the norm. Then the norm was folded into the convolution, and the
+        output of this convolution is the output of the norm."""
         layers = {key.layer for key in self.graph}
         for key in [*self.graph]:
             norm = self.norm_behind.get(key.layer)
@@ -256,14 +258,14 @@ class _Pairing:
                     break
 
     def leave_out_folded(self) -> None:
-        """Set aside what can have no partner: convolutions of the network whose norm is
-        paired, and nodes of the graph inside a module that is paired."""
+        """Remove what can have no partner: convolutions of the network whose norm is
+        paired, and nodes of the graph that are inside a paired module."""
         paired_layers = {key.layer for key in self.found.partners}
         for key in [*self.network]:
             if self.norm_behind.get(key.layer) in paired_layers:
                 self.found.folded_of_network.append(key)
                 del self.network[key]
-        # a node inside `model.9.m.act`, as its Sigmoid, has that path before the slash
+        # the Sigmoid inside `model.9.m.act` is called `model.9.m.act/Sigmoid`
         paired = {partner.of_graph.layer for partner in self.found.partners.values()}
         for key in [*self.graph]:
             path = key.layer.rpartition("/")[0]
@@ -272,22 +274,22 @@ class _Pairing:
                 del self.graph[key]
 
     def by_order(self) -> None:
-        """Pair what is left of one family and shape by its order, if network and graph
-        have as many of it. Graphs without names of modules run in the network's order."""
-        graph_families = _by_family(self.graph)
-        for family, keys in _by_family(self.network).items():
+        """Pair the remaining tensors of one family and shape by their order, if network and
+        graph have equally many. Graphs without names of modules run in the network's
+        order."""
+        graph_families = _group_by_family(self.graph)
+        for family, keys in _group_by_family(self.network).items():
             partners = graph_families[family]
-            # with one more or less, all behind it would get the wrong partner
+            # with one more or less, all tensors after it would get the wrong partner
             if len(keys) == len(partners):
                 for key, partner in zip(keys, partners, strict=True):
                     self.pair(key, partner, BY_ORDER)
 
 
 def _norms_behind(network: Rows) -> dict[str, str]:
-    """The name of the norm that stands right behind each convolution, by the name of the
-    convolution."""
-    # right behind in the list of modules, and below the same parent: such a norm is what
-    # exporters fold into the convolution
+    """By name of each convolution that has a norm right behind it: the name of the norm."""
+    # Right behind means: next in the list of modules, and with the same parent. Exporters
+    # fold such a norm into the convolution.
     norms = {row.index: row.layer for row in network.values() if "Norm" in row.type}
     behind = {}
     for row in network.values():
@@ -307,13 +309,13 @@ _FAMILIES = {
     "addition": "add Add",
     "pool": "Pool pool ReduceMean",
 }
-"""Kinds of layers, by pieces of the names of their classes, functions and operators. The
-first family that has a piece of a name is taken."""
+"""Families of layers, and pieces of the names of their classes, functions and operators. A
+layer is of the first family of which its name contains a piece."""
 
 
-def _by_family(rows: Rows) -> defaultdict[object, list[CaptureKey]]:
-    """The keys of some rows by `_family`, in their order; a family that is not there has
-    none."""
+def _group_by_family(rows: Rows) -> defaultdict[object, list[CaptureKey]]:
+    """The keys of some rows, by `_family`, in the order of the rows; an empty list for a
+    family without rows."""
     families = defaultdict[object, list[CaptureKey]](list)
     for key, row in rows.items():
         families[_family(key, row)].append(key)

@@ -20,7 +20,7 @@ from featviz.options.commands import DiffFiles
 from featviz.rundir.place import RUN, check_free
 
 MAPS = "diff-maps"
-"""The folder of the difference maps below --out, where that holds the runs, too."""
+"""The folder of the difference maps in --out, if --out also holds the runs."""
 
 
 class ModelRuns(NamedTuple):
@@ -35,7 +35,7 @@ class ModelRuns(NamedTuple):
 
 @contextmanager
 def model_runs(files: DiffFiles) -> Iterator[ModelRuns]:
-    """The folders into which two models are run. Temporary ones are removed at the end
+    """The folders into which two models are run. Temporary folders are removed at the end
     of the block.
 
     Args:
@@ -43,7 +43,7 @@ def model_runs(files: DiffFiles) -> Iterator[ModelRuns]:
 
     Raises:
         StoreError: a folder holds an earlier run, and `files.overwrite` is False; or it
-            holds something else.
+            holds something that is no run.
     """
     root = files.out
     if root is not None:

@@ -1,9 +1,8 @@
 """One tensor of an image in two runs: what their files say of its values, and how far
 it changed.
 
-They are compared by the best that both runs have: kept tensors; else the statistics
-together with the pixels of grids, which are exact to half a level; else the statistics
-alone."""
+The most exact data that both runs have is compared: kept tensors; or else the statistics
+and the pixels of grids, which are exact to half a level; or else only the statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ TENSORS = "tensors"
 PIXELS = "statistics and pixels"
 STATISTICS = "statistics"
 
-# levels by which a value may be off the drawn one: half a level, and float32's rounding
+# by how many levels a drawn value may be wrong: half a level, and the rounding of float32
 _HALF_LEVEL = 0.501
 
 
@@ -54,24 +53,25 @@ class TensorChange:
     """What was compared: TENSORS, PIXELS or STATISTICS."""
     change: Change
     differs: np.ndarray
-    """bool [channels]; True for all where there is a reason."""
+    """bool [channels]; True for all if there is a `reason`."""
     reason: str | None = None
-    """Why it could not be compared; then `change` says that nothing differs."""
+    """Why the tensor could not be compared; then `change` says that nothing differs. None if
+    it was compared."""
     zero: ZeroChannels | None = None
-    """None where zeros do not say that a channel is dead: the tensor is not the output of
-    a ReLU or its like."""
+    """None if a zero channel need not be dead: see `_zero_channels`."""
 
     @property
     def extent(self) -> tuple[float, float]:
-        """How much changed, to rank images by: the largest relative difference, 0..1 (1
-        where it cannot be measured), and the share of channels that differ."""
+        """How much changed, to rank images by: the largest relative difference, 0..1 (1 if
+        it cannot be measured), and the share of channels that differ."""
         incomparable = bool(self.reason) or bool(self.change.unlike.any())
         largest = 1.0 if incomparable else float(self.change.relative.max())
         return largest, float(self.differs.mean())
 
     @property
     def cosine(self) -> float:
-        """`Change.layer_cosine`; NaN also where a channel that differs is not drawn."""
+        """`Change.layer_cosine`; also NaN if only the statistics of a channel that differs
+        are known."""
         unknown = np.isnan(self.change.products).any(1)
         if (self.differs & unknown).any():
             return math.nan
@@ -79,8 +79,8 @@ class TensorChange:
 
     @property
     def sqnr(self) -> float:
-        """`Change.layer_sqnr` of kept tensors, else NaN: the levels of a picture have
-        noise of their own, and statistics have no values."""
+        """`Change.layer_sqnr` of kept tensors, and else NaN: the levels of a picture are
+        rounded, and statistics have no values."""
         return self.change.layer_sqnr if self.by == TENSORS else math.nan
 
 
@@ -92,7 +92,7 @@ class ChannelValues(NamedTuple):
     values: np.ndarray
     """[channels, N]."""
     slack: np.ndarray
-    """[channels]: how far a value may be off."""
+    """[channels]: by how much a value may be wrong."""
 
 
 class ValuePair(NamedTuple):
@@ -104,7 +104,8 @@ class ValuePair(NamedTuple):
     """[channels, N]."""
     new: np.ndarray
     slack: np.ndarray
-    """[channels]: how far the difference of two values may be off; 0 for kept tensors."""
+    """[channels]: by how much the difference of two values may be wrong; 0 for kept
+    tensors."""
 
 
 class MapShape(NamedTuple):
@@ -122,8 +123,8 @@ class MapShape(NamedTuple):
 
 
 def map_shape(row: Capture) -> MapShape:
-    """The shape of the maps in the tensor, of which fewer slices may be drawn. Maps that
-    are drawn as stripes, since each has one value, count in full size."""
+    """The shape of the maps in the tensor. All slices count, even if not all are drawn, and
+    constant maps count in full size, though they are drawn as stripes."""
     if row.constant is not None:
         return MapShape(*row.constant)
     slices = row.slices[1] if row.slices else 1
@@ -131,14 +132,14 @@ def map_shape(row: Capture) -> MapShape:
 
 
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
-    """The values of each channel in a kept tensor, [channels, N]; None where the array
-    has not the channels that the manifest says.
+    """The values of each channel in a kept tensor, [channels, N]; None if the array does
+    not have the shape that follows from the manifest.
 
     Args:
-        array: the kept tensor, of any shape: its file may have been exchanged.
-        row: the tensor in the manifest.
-        behind: how many tokens stand behind the grid. They are left out, as those before
-            it are: they have rows of their own.
+        array: the kept tensor, of any shape: its file may have been replaced.
+        row: the tensor's row in the manifest.
+        behind: how many tokens stand behind the grid. Tokens before and behind the grid are
+            left out, since they have rows of their own.
     """
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
@@ -150,8 +151,8 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
     size = map_shape(row).size
     if len(data) != row.maps or data.shape[1] < size:
         return None
-    # [class token, patches ..., tokens behind]: counted from the end, since the number of
-    # tokens in front is not in the row
+    # [class token, patches ..., tokens behind]: counted from the end, since the row does
+    # not say how many tokens stand before the grid
     end = data.shape[1] - behind
     return data[:, end - size : end]
 
@@ -159,14 +160,15 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
 ) -> ChannelValues | None:
-    """The values of a picture's tiles, within half a level; NaN where they are not
-    finite. None where the picture has another size than the manifest says, or a palette
-    with labels, which cover values.
+    """The values of a picture's tiles, exact to half a level; NaN for values that are not
+    finite. None if the picture does not have the size that the manifest says, or if it has
+    a palette and labels, which cover values.
 
     Args:
         levels: [height, width], indices into the palette.
         palette: [levels, 3]; None for grey levels.
-        stats: [channels, 6] of all channels.
+        row: the tensor's row in the manifest.
+        stats: the statistics of all channels, [channels, 6].
     """
     if not is_readable(levels, palette, row):
         return None
@@ -174,7 +176,7 @@ def from_picture(
     drawn = tiles_of(levels, row).reshape(len(channels), -1)
     low, step = level_scale(palette, row, stats)
     values = low[:, None] + drawn * step[:, None]
-    # the last entry of a palette is the colour of what is not finite
+    # the last entry of a palette is the colour of values that are not finite
     if palette is not None:
         values[drawn == 255] = np.nan
     # one stripe stands for a whole map
@@ -195,7 +197,7 @@ class TensorPair:
 
     @classmethod
     def read(cls, base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:
-        """The tensors that both have, in the order of BASE.
+        """The tensors that both images have, in the order of BASE.
 
         Raises:
             DamagedError: the statistics of an image cannot be read.
@@ -210,23 +212,28 @@ class TensorPair:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether both runs kept the tensor in a file that holds no more than its
-        channels."""
+        """Whether both runs kept the tensor, each in a file that holds its channels and
+        nothing else."""
         for row in self.rows:
             if row.tensor is None:
                 return False
-            # a vector may be a piece of its tensor: a token beside the grid
+            # A vector may be a part of a larger tensor, such as a class token. The file
+            # then holds the whole tensor.
             size = row.maps * map_shape(row).size
             if row.layout == "vector" and size != math.prod(row.shape):
                 return False
         return True
 
     def tensors(self) -> ValuePair | None:
-        """The values of both kept tensors; None where they were not kept, or do not hold
-        the channels of the manifest."""
+        """The values of both kept tensors; None if they were not kept, or do not have the
+        shape that follows from the manifest.
+
+        Raises:
+            DamagedError: a file cannot be read.
+        """
         if not self.has_tensors:
             return None
-        # tokens behind the grid are a capture of their own, whose size is left out here
+        # tokens behind the grid are a capture of their own, whose row says how many
         values = []
         behind_key = self.key._replace(key=f"{self.key.key}.{BEHIND}".lstrip("."))
         for image, row in zip(self.images, self.rows, strict=True):
@@ -243,11 +250,15 @@ class TensorPair:
         return ValuePair(list(range(count)), values[0], values[1], np.zeros(count))
 
     def pixels(self) -> ValuePair | None:
-        """The values in both pictures, of the channels that both show. None where a
-        picture does not show values, or the two differ in slices or scale mode, or share
-        no channel."""
-        # of other slices each channel would hold other values; on another kind of scale
-        # half a level would be another slack
+        """The values in both pictures, of the channels that both show. None if a picture
+        does not show values, or if the two differ in slices or scale mode, or share no
+        channel.
+
+        Raises:
+            DamagedError: a picture cannot be read.
+        """
+        # with different slices, values do not correspond; with different scale modes, half
+        # a level is not the same difference
         base_row, new_row = self.rows
         if (
             base_row.drawn_slices != new_row.drawn_slices
@@ -262,7 +273,7 @@ class TensorPair:
                 return None
             values.append(channels)
         base, new = values
-        # --channels may have chosen others in the other run
+        # the runs may have had different --channels
         common, old, now = np.intersect1d(
             base.channels, new.channels, return_indices=True
         )
@@ -277,8 +288,8 @@ class TensorPair:
 
 
 def compare_pair(pair: TensorPair, tolerance: float) -> TensorChange:
-    """Compare a tensor of an image. Where shapes or layouts differ, the result has a
-    `reason`, and all its channels differ.
+    """Compare a tensor of an image. If shapes or layouts differ, the result has a `reason`,
+    and all its channels differ.
 
     Args:
         tolerance: the relative difference up to which values are equal, 0..1.
@@ -287,9 +298,9 @@ def compare_pair(pair: TensorPair, tolerance: float) -> TensorChange:
         DamagedError: a file of an image cannot be read.
     """
     base, _ = pair.rows
-    reason = _incomparable(pair)
+    reason = _incomparable_reason(pair)
     if reason is not None:
-        # tensors of two shapes differ, and no number says by how much
+        # a difference without a number
         method = STATISTICS
         change = no_change(base.maps, 1)
         differs = np.ones(base.maps, np.bool_)
@@ -310,9 +321,10 @@ def compare_pair(pair: TensorPair, tolerance: float) -> TensorChange:
 
 
 def _zero_channels(pair: TensorPair) -> ZeroChannels | None:
-    """The channels that are zero in both runs. None if the tensor is not the output of a
-    ReLU or its like, or if interventions changed NEW: they may have set zeros."""
-    # told by values: a model may have its own class of ReLU, or a block that ends in one
+    """The zero channels of the tensor in each run. None if the tensor is not the output of
+    a ReLU or the like, or if interventions changed NEW: they may have set zeros."""
+    # recognised by its values: a model may have its own ReLU class, or a block may end in a
+    # ReLU
     has_negatives = any((table[:, 0] < 0).any() for table in pair.stats)
     is_changed = bool(pair.images[1].manifest.interventions)
     if has_negatives or is_changed or pair.key.kind != "output":
@@ -322,9 +334,9 @@ def _zero_channels(pair: TensorPair) -> ZeroChannels | None:
     return ZeroChannels(before, after)
 
 
-def _incomparable(pair: TensorPair) -> str | None:
-    """Why two tensors cannot be compared channel by channel; None where they can."""
-    # ONNX exported from TensorFlow has channels last: the maps are the same
+def _incomparable_reason(pair: TensorPair) -> str | None:
+    """Why two tensors cannot be compared channel by channel; None if they can."""
+    # ONNX exported from TensorFlow has channels last, but its maps are the same
     base, new = pair.rows
     is_turned = {base.layout, new.layout} == {"nchw", "nhwc"}
     if is_turned and (base.maps, map_shape(base)) == (new.maps, map_shape(new)):
@@ -337,42 +349,51 @@ def _incomparable(pair: TensorPair) -> str | None:
 
 
 def _change_of(pair: TensorPair) -> tuple[str, Change]:
-    """Compare two tensors of one shape: what was compared (TENSORS, PIXELS or STATISTICS),
-    and the change."""
-    # Equal files need not be decoded. Equal pictures may be of two scales, so that the
-    # statistics have to be equal, too.
+    """Compare two tensors of one shape.
+
+    Returns:
+        What was compared (TENSORS, PIXELS or STATISTICS), and the change.
+
+    Raises:
+        DamagedError: a file of an image cannot be read.
+    """
+    # Equal files need not be decoded. The statistics must be equal, too: two scales can
+    # make equal pictures of different values.
     old, now = pair.stats
-    if np.array_equal(old, now, equal_nan=True) and _same_files(pair):
+    if np.array_equal(old, now, equal_nan=True) and _have_equal_files(pair):
         method = TENSORS if pair.has_tensors else PIXELS
         return method, no_change(len(old), map_shape(pair.rows[0]).size)
     scale = scale_of(old, now)
     kept = pair.tensors()
     if kept is not None:
         return TENSORS, compare(kept.base, kept.new, scale)
-    # Both, since each misses something: values may move within a map, which leaves its
-    # statistics as they are, and a picture is exact to half a level alone.
+    # Both are compared, since each misses something: statistics stay as they are if values
+    # move within a map, and a picture is only exact to half a level.
     statistics = compare_stats(old, now, scale)
     drawn = pair.pixels()
     if drawn is None:
         return STATISTICS, statistics
     pixels = compare(drawn.base, drawn.new, scale, drawn.slack)
-    return PIXELS, _larger(statistics, pixels, drawn.channels)
+    return PIXELS, _with_larger_differences(statistics, pixels, drawn.channels)
 
 
-def _same_files(pair: TensorPair) -> bool:
-    """Whether the files that show the values have the same bytes in both runs."""
+def _have_equal_files(pair: TensorPair) -> bool:
+    """Whether the files of the values (kept tensors, or else pictures) have the same bytes
+    in both runs."""
     files = [str(row.tensor if pair.has_tensors else row.file) for row in pair.rows]
     base, new = zip(pair.images, files, strict=True)
     return same_content(base, new)
 
 
-def _larger(statistics: Change, pixels: Change, channels: list[int]) -> Change:
-    """The larger difference of two comparisons in each channel. Cosines and products are
-    those of pixels: statistics have none.
+def _with_larger_differences(
+    statistics: Change, pixels: Change, channels: list[int]
+) -> Change:
+    """Take the larger difference of two comparisons in each channel, and the cosine and the
+    products of the pixels, since statistics have none.
 
     Args:
-        statistics: of all channels; it is changed in place, and returned.
-        pixels: of `channels` alone, in their order.
+        statistics: the change of all channels; it is modified in place, and returned.
+        pixels: the change of the channels in `channels`, in the same order.
         channels: indices of the channels whose pixels are known in both runs.
     """
     np.maximum.at(statistics.absolute, channels, pixels.absolute)
