@@ -1,4 +1,4 @@
-"""What the user gives forward: `--transform`, `--forward-arg` and `--input`."""
+"""Arguments of forward that the user gives: `--transform`, `--forward-arg`, `--input`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IMAGE = "image"
 """The VALUE that stands for the image itself."""
 
 _NAMED_VALUE = re.compile(r"([^\W\d]\w*)(?:\.([^=]+))?=(.+)", re.DOTALL)
-"""NAME=VALUE, or NAME.KEY=VALUE for a key of a dict."""
+"""NAME=VALUE, or NAME.KEY=VALUE for one key of an argument that is a dict."""
 _VALUES = (
     "a number, true, false, none, zeros:1,77, ones:1,77:int64, randn:1,128, a file"
     " .npy, .npz or .pt, or image"
@@ -44,15 +44,15 @@ _NEW_TENSOR = re.compile(
     r"(?P<maker>zeros|ones|randn(?!.*:[ib])):(?P<sizes>\d+(?:,\d+)*)"
     r"(?::(?P<dtype>float32|int64|bool))?"
 )
-"""`ones:1,77:int64`: a function of torch, a shape, and a type, which is float32 if it is
-left out; randn has no other."""
+"""`ones:1,77:int64`: a function of torch, a shape, and a type. Without a type, it is
+float32; randn takes no other type."""
 _CONSTANTS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
 _DIGITS = 16
 """Digits of a sha256 in descriptions for people."""
 _MAX_BYTES = 2**30
-"""Of a file of values."""
+"""The most bytes of a file of values."""
 _MAX_VALUES = 2**28
-"""Of a tensor that a text makes."""
+"""The most values of a tensor that is made from a text."""
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
     ".npy": npy.read_npy,
     ".npz": npy.read_npz,
@@ -61,15 +61,16 @@ _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
 
 
 class Argument(NamedTuple):
-    """An argument of forward."""
+    """An argument of forward, or one key of an argument that is a dict."""
 
     name: str
     key: str | None
-    """A key in the argument, where that is a dict; None for the argument itself."""
+    """The key, if the argument is a dict; None for a whole argument."""
     value: Any
+    """The value; IMAGE stands for the image."""
     description: str
-    """What the manifest says of it. A file is described by its name and sha256, without
-    its folder."""
+    """The text for the manifest. A file is described by its name and sha256, without its
+    folder."""
 
 
 def parse(
@@ -78,16 +79,16 @@ def parse(
     """Read the values of `--forward-arg`, or of `--input`.
 
     Args:
-        texts: NAME=VALUE or NAME.KEY=VALUE, each.
-        seed: Of random numbers in the values.
+        texts: Texts, each NAME=VALUE or NAME.KEY=VALUE.
+        seed: The seed of random numbers in the values.
         option: The option that has the texts, for messages.
 
     Raises:
-        UsageError: Where a text is neither, its value cannot be read, or a name stands
-            twice.
+        UsageError: Where a text has another form, its value cannot be read, or a name is
+            given twice.
     """
     arguments: list[Argument] = []
-    # one for all texts: two of `randn` differ
+    # one generator for all texts, so that two values of `randn` differ
     random = torch.Generator().manual_seed(seed)
     for text in texts:
         match = _NAMED_VALUE.fullmatch(text)
@@ -116,15 +117,16 @@ def parse(
 
 
 def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
-    """A value that a text stands for, and its description for the manifest.
+    """Read the VALUE of an argument. Returns the value, and its description for the
+    manifest.
 
     Args:
-        title: What gets the value, for messages: `forward_args ids`.
-        text: What the user wrote behind the `=`.
-        random: Makes random numbers; one for all arguments of a command.
+        title: The option and the name of the argument, for messages: `forward_args ids`.
+        text: The text behind the `=`.
+        random: Makes random numbers; one generator serves all arguments of a command.
 
     Raises:
-        UsageError: Where it is not a value.
+        UsageError: Where the text is no VALUE, or its file cannot be read.
     """
     # TOML and shells write True and TRUE, too
     if text.lower() in _CONSTANTS:
@@ -132,7 +134,7 @@ def _value(title: str, text: str, random: torch.Generator) -> tuple[Any, str]:
     new_tensor = _NEW_TENSOR.fullmatch(text)
     if new_tensor is not None:
         return _new_tensor(title, new_tensor, random)
-    # by its name alone: a value that is meant as a file is never read as a number
+    # the ending decides, so that the name of a missing file is never read as a number
     if Path(text).suffix in _READERS:
         return _read_file(title, Path(text))
     for number_type in (int, float):
@@ -147,8 +149,8 @@ def _new_tensor(
     """The tensor of a text such as `ones:1,77:int64`, and its description.
 
     Args:
-        title: As of `_value`.
-        match: Of _NEW_TENSOR with the text.
+        title: The option and the name of the argument, for messages.
+        match: The match of _NEW_TENSOR with the text.
         random: Makes the numbers of `randn`.
 
     Raises:
@@ -173,18 +175,18 @@ def _read_file(title: str, path: Path) -> tuple[Tensor, str]:
     """The tensor of a file .npy, .npz or .pt, and its description.
 
     Args:
-        title: As of `_value`.
-        path: Its ending is one of `_READERS`.
+        title: The option and the name of the argument, for messages.
+        path: The file, whose ending is one of `_READERS`.
 
     Raises:
-        UsageError: Where it is no file, cannot be read, or does not hold one tensor of
-            numbers.
+        UsageError: Where there is no such file, it cannot be read, or it does not hold one
+            tensor of numbers.
     """
     subject = f"{title}: {quoted(path.name)}"
     try:
         data = read_bytes(path, _MAX_BYTES)
         array = _READERS[path.suffix](data)
-        # torch takes no byte order but this machine's
+        # torch only takes this machine's byte order
         native = array.astype(array.dtype.newbyteorder("="), order="C")
         tensor = torch.from_numpy(native)
     except FileNotFoundError:
@@ -199,16 +201,16 @@ def _read_file(title: str, path: Path) -> tuple[Tensor, str]:
 
 
 def from_values(values: Mapping[str, Any]) -> list[Argument]:
-    """Arguments of forward from the values that a program has.
+    """Arguments of forward from values of a program, not from texts.
 
     Args:
-        values: By the name of forward's argument: tensors, arrays, numbers, whatever
-            forward takes; `"image"` for the image itself. Each key of a dict becomes an
-            Argument.
+        values: The values by the names of forward's arguments: anything that forward
+            takes, or `"image"` for the image itself. Each key of a dict becomes an
+            Argument of its own.
     """
     arguments = []
     for name, value in values.items():
-        # an empty dict has no keys that could stand for it, and is passed as it is
+        # an empty dict, which has no keys, becomes one Argument
         if isinstance(value, Mapping) and value:
             arguments += [_argument(name, key, item) for key, item in value.items()]
         else:
@@ -217,13 +219,13 @@ def from_values(values: Mapping[str, Any]) -> list[Argument]:
 
 
 def _argument(name: str, key: str | None, value: Any) -> Argument:
-    """An Argument whose description has a short value as it is, and any other by its
-    digest.
+    """An Argument with its description. That contains a short number or text as it is, and
+    a digest of any other value.
 
     Args:
-        name: As of Argument.
-        key: As of Argument.
-        value: Anything; `"image"` stands for the image. An array becomes a tensor.
+        name: `Argument.name`.
+        key: `Argument.key`.
+        value: Any value; `"image"` stands for the image. An array becomes a tensor.
     """
     label = f"{name}.{key}" if key else name
     if isinstance(value, str) and value == IMAGE:
@@ -231,7 +233,7 @@ def _argument(name: str, key: str | None, value: Any) -> Argument:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     text = quoted(repr(value))
-    # `repr` of anything longer is cut, so that a digest has to tell values apart
+    # a long `repr` is cut, and only a digest distinguishes such values
     is_plain = isinstance(value, (int, float, str, type(None))) and text == repr(value)
     if isinstance(value, Tensor):
         text = f"[{','.join(map(str, value.shape))}]"
@@ -241,36 +243,38 @@ def _argument(name: str, key: str | None, value: Any) -> Argument:
 
 
 def digest(value: Any) -> str:
-    """sha256 of a value. A tensor counts by its values; a function by its bytecode, with
-    default and bound values, but not by what it calls; anything else by its pickle, or
-    else by its `repr`."""
+    """The sha256 of a value: of a tensor's values; of a function's bytecode with its default
+    and bound values, but without the functions that it calls; of the pickle of anything
+    else, or, if it cannot be pickled, of its `repr`."""
     sha256 = hashlib.sha256()
     if isinstance(value, Tensor):
         add_values(value, sha256)
         return sha256.hexdigest()
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled)
-    pickler.fast = True  # whether equal values are the same object makes no difference
-    # torch would pickle the storage, of which a tensor may be a view
+    # equal values give equal bytes, whether or not they are the same object
+    pickler.fast = True
+    # torch would pickle the whole storage, of which a tensor may show only a part
     pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _as_text}
     try:
         pickler.dump(_picklable(value))
         sha256.update(pickled.getvalue())
-    except Exception:  # it cannot be pickled, or holds itself
+    except Exception:  # the value cannot be pickled, or contains itself
         text = ADDRESS.sub("0x", repr(value))
         sha256.update(text.encode("utf-8", "backslashreplace"))
     return sha256.hexdigest()
 
 
 def _as_text(tensor: Tensor) -> tuple[Any, ...]:
-    """How a digest pickles a tensor: as a text with its type, shape and digest."""
+    """Reduce a tensor, for the pickle of a digest, to a text with its type, shape and
+    digest."""
     return str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)
 
 
 def _picklable(value: Any) -> Any:
-    """What can be called (a function, a method, an object with __call__) as plain values
-    that say what it does. Any other value is returned as it is; so is a class, which
-    pickle writes by its name."""
+    """Replace a value that can be called (a function, a method, an object with __call__) by
+    plain values that tell what it does: its bytecode, defaults and bound values. Any other
+    value is returned as it is; so is a class, which pickle writes by its name."""
     if isinstance(value, functools.partial):
         return _picklable(value.func), value.args, value.keywords
     if isinstance(value, MethodType):
@@ -299,23 +303,24 @@ def feed(
     forward_args: Sequence[Argument],
     device: torch.device,
 ) -> tuple[Preprocess, list[RemovableHandle]]:
-    """Let every call of a module get further arguments, by hooks.
+    """Add hooks to a module which pass further arguments to each of its calls.
 
     Args:
-        module: The module that gets the hooks.
-        preprocess: How images become its input; with the user's transform, if there is
-            one.
-        transform: The transform of `preprocess`: its tensors go to the arguments of their
-            names. None where there is none, or the module has the hook for it already.
-        forward_args: Arguments beside images.
-        device: Where their tensors go.
+        module: The module, which is changed.
+        preprocess: How images become the module's input, with the user's transform if
+            there is one.
+        transform: The transform of `preprocess`; a hook passes its tensors as arguments
+            by name. None if there is no transform, or the module has this hook already.
+        forward_args: The user's arguments besides images.
+        device: The device for tensors among the user's arguments.
 
     Returns:
         The preprocessing with descriptions of the arguments, and the hooks, which the
         caller may remove.
 
     Raises:
-        UsageError: Where forward takes no such argument, or the transform returns it.
+        UsageError: Where forward does not take an argument, or the transform returns it
+            too.
     """
     outputs: tuple[str, ...] = getattr(preprocess.transform, "names", ())
     hooks = []
@@ -332,11 +337,11 @@ def feed(
         def by_name(
             module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
         ) -> Any:
-            """A forward-pre-hook: the transform's tensors as arguments by name."""
+            """A forward-pre-hook that passes the transform's tensors by name."""
             return (), {**kwargs, **dict(zip(outputs, args, strict=True))}
 
-        # Runs before the hook that adds the user's arguments. That one names arguments
-        # that are still positional.
+        # This hook has to run before the hook that adds the user's arguments, which passes
+        # by name what is still positional.
         hooks.append(
             module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
         )
@@ -350,10 +355,9 @@ def _adding_hook(
 
     Args:
         module: The module whose forward takes them.
-        forward_args: The arguments. Where the value of some is IMAGE, the first
-            positional argument of a call goes to these alone, and the others are left
-            out.
-        device: Where tensors among the values go.
+        forward_args: The user's arguments. If the value of any is IMAGE, it becomes the
+            first positional argument of the call, and no positional argument is passed on.
+        device: The device for tensors among the values.
 
     Raises:
         UsageError: Where forward takes no argument of such a name.
@@ -370,7 +374,7 @@ def _adding_hook(
         on_device.append(argument)
 
     def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """The hook before the module's call: its arguments with those of the user."""
+        """The forward-pre-hook: it returns the call's arguments and the user's."""
         added = {}
         for name, key, value, _ in on_device:
             copied = args[0] if value is IMAGE else _copied(value, args)
@@ -382,8 +386,8 @@ def _adding_hook(
             return (), {**kwargs, **added}
         if free[: len(args)] == parameters[: len(args)]:
             return args, {**kwargs, **added}
-        # A parameter that the user has set stands before that of an image: images are
-        # passed by keyword.
+        # The user's arguments include one that forward takes before an image, so images
+        # are passed by keyword.
         return (), {**kwargs, **dict(zip(free, args, strict=False)), **added}
 
     return add
@@ -394,14 +398,14 @@ def _copied(value: Any, args: Sequence[Any]) -> Any:
 
     Args:
         value: A tensor, list or dict; any other value is returned as it is. A tensor with
-            a batch of one grows to the batch of the image.
+            a batch of one is repeated to the batch size of the image.
         args: The positional arguments of the call, the image first.
     """
     if isinstance(value, list | dict):
         return value.copy()
     if not isinstance(value, Tensor):
         return value
-    # arithmetic would broadcast it (a mask), but a concatenation would not (a token)
+    # arithmetic with a mask would broadcast the batch; concatenation of a token would not
     if args and value.ndim and len(value) == 1 and len(args[0]) > 1:
         return value.repeat_interleave(len(args[0]), 0)
     return value.clone()
@@ -410,17 +414,17 @@ def _copied(value: Any, args: Sequence[Any]) -> Any:
 def _refuse_twice(
     forward_args: Sequence[Argument], transform: Any, outputs: Sequence[str]
 ) -> None:
-    """Refuse, with UsageError, an argument of forward that is among the outputs of a
-    transform; and IMAGE, where a transform names its outputs.
+    """Raise a UsageError for an argument that a transform returns, too. If a transform
+    returns arguments by name, the value IMAGE is also an error.
 
     Args:
-        forward_args: What the user gave for arguments of forward.
-        transform: The UserTransform of the preprocessing; None where there is none.
-        outputs: The names of its outputs; none where it returns a tensor.
+        forward_args: The user's arguments of forward.
+        transform: The UserTransform of the preprocessing; None if there is none.
+        outputs: The names of the transform's outputs; empty if it returns one tensor.
     """
     for argument in forward_args:
         if argument.name in outputs or (outputs and argument.value is IMAGE):
-            # --input is a transform that ignores its image
+            # --input is a transform, too, which has a blank
             option = "--transform" if transform.blank is None else "--input"
             names = listed(list(outputs), 12)
             raise UsageError(
@@ -445,16 +449,16 @@ def takes_any_name(function: Callable[..., Any]) -> bool:
 
 
 def _refuse_unknown(module: nn.Module, names: Sequence[str], option: str) -> None:
-    """Refuse, with UsageError, a name of no argument of a module's forward.
+    """Raise a UsageError for a name that no argument of a module's forward has.
 
     Args:
         module: The module.
         names: The names that the user gave.
-        option: The option that has them, for messages.
+        option: The option that has the names, for messages.
     """
     accepted = argument_names(module.forward)
     for name in names:
-        # a misspelt name is not noticed where forward takes any
+        # if forward has **kwargs, a misspelt name is not noticed
         if name not in accepted and not takes_any_name(module.forward):
             takes = listed(list(map(quoted, accepted)), 12) or "nothing"
             raise UsageError(
@@ -466,42 +470,42 @@ def _refuse_unknown(module: nn.Module, names: Sequence[str], option: str) -> Non
 
 @dataclass(frozen=True)
 class UserTransform:
-    """A function in place of the model's own preprocessing: the user's, from an image; or
-    one of ours for models whose input is no image."""
+    """A function that replaces the model's own preprocessing. Either it is the user's, and
+    takes an image; or it is featviz's, for a model whose input is no image."""
 
     text: str
-    """What the user calls it, for messages; empty for ours."""
+    """The user's name for the function, for messages; empty for featviz's."""
     description: str
-    """For the manifest."""
+    """The text for the manifest."""
     function: Callable[[Any], Any] = field(repr=False)
-    """The user's takes a PIL image of mode L or RGB, or an array [C, H, W]. It returns a
-    tensor, or a dict of tensors. Ours return a list of tensors."""
+    """The user's function takes a PIL image of mode L or RGB, or an array [C, H, W], and
+    returns a tensor or a dict of tensors. featviz's function returns a list of tensors."""
     names: tuple[str, ...] = ()
-    """Where the function returns several tensors: the arguments of forward that get them,
-    the image first; none where it returns one."""
+    """If the function returns several tensors, the arguments of forward that get them, the
+    image first; empty if it returns one."""
     blank: Tensor | None = None
-    """Zeros [N] or [1, N] that stand for an empty image, where the input is no image; None
-    for the user's function."""
+    """For a model whose input is no image, zeros [N] or [1, N] that stand for an empty image;
+    None for the user's function."""
 
     @classmethod
     def of(cls, function: Callable[[Any], Any]) -> UserTransform:
-        """The transform of a function that a program has."""
+        """A transform of a function that the caller passes."""
         name = getattr(function, "__qualname__", type(function).__name__)
         sha256 = digest(function)[:_DIGITS]
         return cls(name, f"transform {name} (sha256 {sha256})", function)
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
-        """The transform of the function that `--transform` names, which is imported.
+        """Import the function that `--transform` names, and make a transform of it.
 
         Args:
             text: `file.py:fn` or `pkg.mod:fn`.
 
         Raises:
-            UsageError: Where it names no function, or one that is not there.
-            LoadError: Where its module fails.
+            UsageError: Where `text` names no function, or there is no such function.
+            LoadError: Where the import fails.
         """
-        # a plain name is refused here, before anything is imported
+        # a name of another form is refused before anything is imported
         if sources.CODE_REFERENCE.fullmatch(text) is None:
             raise UsageError(
                 f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn"
@@ -520,15 +524,15 @@ class UserTransform:
 
     @classmethod
     def input(cls, texts: Sequence[str], seed: int = 0) -> UserTransform:
-        """A transform that returns the tensors of `--input`, whatever the image; floats [N]
-        become [1, N].
+        """A transform that returns the tensors of `--input`, and ignores its image. A vector
+        of floats [N] becomes [1, N].
 
         Args:
-            texts: At least one, `NAME=VALUE`.
-            seed: Of random numbers in them.
+            texts: At least one text, each `NAME=VALUE`.
+            seed: The seed of random numbers in the values.
 
         Raises:
-            UsageError: Where a text cannot be read, or gives no tensor, or an empty one.
+            UsageError: Where a text cannot be read, or its value is no tensor, or empty.
         """
         tensors = []
         arguments = parse(texts, seed, "input")
@@ -539,8 +543,7 @@ class UserTransform:
                     f"input {argument.description} is no tensor",
                     "--forward-arg passes others",
                 )
-            # a batch of one; integers may be indices, of which a model takes [N] as
-            # well
+            # make it a batch of one; integers may be indices, which a model may take as [N]
             is_vector = value.is_floating_point() and value.ndim == 1 < len(value)
             tensors.append(value[None] if is_vector else value)
         descriptions = " and ".join(argument.description for argument in arguments)
@@ -554,11 +557,11 @@ class UserTransform:
 
     @classmethod
     def vector(cls, count: int) -> UserTransform:
-        """A transform that takes an array of `count` numbers as the input [1, count], and
-        refuses any other image with ImageError."""
+        """A transform that makes an array of `count` numbers the input [1, count]. It raises
+        an ImageError for anything else."""
 
         def numbers(values: Any) -> list[Tensor]:
-            # among the images of a folder there may be pictures, too
+            # a folder with arrays may also have pictures
             if not isinstance(values, np.ndarray) or values.size != count:
                 raise ImageError(f"is no vector of {count} numbers, as the first input")
             return [torch.from_numpy(values.reshape(1, -1).astype(np.float32))]
@@ -566,20 +569,20 @@ class UserTransform:
         return cls("", f"vector of {count} numbers", numbers, blank=torch.zeros(count))
 
     def preprocess(self, channels: int) -> Preprocess:
-        """The preprocessing that the function does, whatever the model's own would be.
+        """A Preprocess with this transform. The user's function is called once, with an empty
+        image, to see what it returns.
 
         Args:
-            channels: Of the images that the function gets: 1 or 3 of a picture, any of
-                an array.
+            channels: The channels of the images that the function gets: 1 or 3 for
+                pictures, any number for arrays.
 
         Raises:
-            LoadError: Where the user's function fails on an empty image, with which it is
-                called once.
+            LoadError: Where the user's function fails on the empty image.
         """
         preprocess = Preprocess(Chain(channels=channels), self)
         if self.blank is not None:
             return preprocess
-        # an image without content shows which arguments of forward the function returns
+        # the output for an empty image has the names of the arguments that are returned
         image = preprocess.empty()
         try:
             outputs = self.outputs(image.values if isinstance(image, Raster) else image)
@@ -597,8 +600,8 @@ class UserTransform:
         """The model's arguments in the order of `names`, the image [1, C, H, W] first.
 
         Raises:
-            ImageError: Where the function fails, or returns something else than for an
-                empty image.
+            ImageError: Where the function fails, or does not return the arguments in
+                `names`.
         """
         if self.blank is not None:
             return self.function(image)  # type: ignore[no-any-return]
@@ -611,12 +614,12 @@ class UserTransform:
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
-        """The output of the user's function by the names of forward's arguments, the image
-        [1, C, H, W] first. A tensor that is returned alone has the empty name.
+        """The tensors that the user's function returns, by the names of forward's arguments,
+        the image [1, C, H, W] first. If it returns a plain tensor, the name is empty.
 
         Raises:
             ImageError: Where the function fails, or returns neither an image nor a dict of
-                tensors with one.
+                tensors with an image or a vector in it.
         """
         try:
             output = self.function(image)
@@ -645,10 +648,10 @@ class UserTransform:
 
 
 def _images(tensors: Mapping[Any, Any]) -> list[Any]:
-    """The keys of images and clips among the outputs of a transform; of vectors [N, F]
-    where there is no image; none where a value is no tensor."""
+    """The keys of images and clips among the outputs of a transform; if there are none, the
+    keys of vectors [N, F]. Empty if any value is not a tensor."""
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         return []
-    # beside an image there may be numbers, masks and conditions of fewer axes
+    # numbers, masks and conditions, which go with an image, have fewer axes
     images = [name for name, tensor in tensors.items() if tensor.ndim in (4, 5)]
     return images or [name for name, tensor in tensors.items() if tensor.ndim == 2]

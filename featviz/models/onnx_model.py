@@ -1,8 +1,8 @@
 """A graph of ONNX as a model of torch whose layers take hooks.
 
-Its modules compute nothing. The model's forward looks at which of them have hooks, lets
-one session of ONNX Runtime return the values that these will see, and then calls them
-in the order of the graph:
+Its modules compute nothing. The model's forward finds the modules that have hooks, lets
+one session of ONNX Runtime compute the values that the hooks will see, and then calls
+these modules in the order of the graph:
 
     forward(image) ── session: image in, hooked values out
                    ── layer1.0.bn1(x) ── its value ──► hooks
@@ -39,23 +39,24 @@ from featviz.text import by, first_line, quoted
 RUNTIME = "ONNX Runtime"
 
 _READABLE = re.compile(r"tensor\((float|double|float16|u?int\d+|bool)\)")
-"""Types of values that ONNX Runtime returns as arrays; bfloat16 is none of them."""
+"""Types of values that ONNX Runtime returns as arrays; bfloat16 is not among them."""
 
 MOST_SECONDS = 60.0
-"""The longest run of a graph with loops, which may have no end."""
+"""A graph with loops, which may be endless, is stopped after this time."""
 
 _LOOPS = ("Loop", "Scan")
 
 _NO_MEMORY = re.compile("Failed to allocate|Available memory|bad_alloc")
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+ .*?\) ")
-"""What stands before messages of ONNX Runtime: which error, and where in its code."""
+"""The beginnings of ONNX Runtime's messages: the kind of the error, and a place in its
+code."""
 
 _SESSIONS = 2
-"""How many are kept, each for a set of hooked layers: that of the first look, and that of
-the run."""
+"""How many sessions are kept, each for one set of hooked layers: one for the first pass,
+which finds the layers, and one for the run."""
 
 _PICTURE_CHANNELS = (1, 3, 4)
-"""What the last axis of an image with channels last may be."""
+"""The numbers of channels by which channels in the last axis are recognised."""
 
 _PARAMETER_NAMES = {
     "Conv": ("weight", "bias"),
@@ -68,9 +69,10 @@ _PARAMETER_NAMES = {
     "GroupNormalization": ("weight", "bias"),
     "BatchNormalization": ("weight", "bias", "running_mean", "running_var"),
 }
-"""What torch calls the constant inputs of operators, which stand behind the first."""
+"""torch's names of the constant inputs of operators: of the second input and those after
+it."""
 _MULTIPLIES = re.compile("Conv|Gemm|MatMul|Einsum|Attention|LSTM|GRU|RNN|Loop|Scan|If$")
-"""Operators that multiply matrices, or may do it inside."""
+"""Operators that multiply matrices, or may contain operators that do."""
 
 _CHANNELS_FIRST = [
     "Conv",
@@ -111,8 +113,8 @@ _KEEPS_AXES = [
     "Identity",
     "Cast",
 ]
-"""Operators whose outputs have channels where their inputs have them. Those before them
-(_CHANNELS_FIRST) have them behind the batch."""
+"""Operators whose outputs have the channels in the same axis as their inputs. Outputs of
+_CHANNELS_FIRST have them in the second axis, behind the batch."""
 
 
 class OnnxInput(NamedTuple):
@@ -120,23 +122,23 @@ class OnnxInput(NamedTuple):
 
     name: str
     argument: str
-    """The name of forward's argument: its own, with underscores for what Python does
-    not allow."""
+    """The name of the argument of forward: `name`, in which an underscore replaces each
+    character that Python does not allow."""
     dtype: torch.dtype
     shape: tuple[int | None, ...]
-    """None for any size."""
+    """Its sizes; None for an axis that may have any size."""
     channels_last: bool
-    """Whether it takes images as [N, H, W, C]."""
+    """Whether the input is an image [N, H, W, C]."""
 
     @property
     def is_image(self) -> bool:
-        """Whether it is taken for a batch of images."""
+        """Whether the input is taken for a batch of images."""
         return len(self.shape) == 4
 
     @property
     def fixed(self) -> FixedInput:
-        """The channels and the size of the images that it takes, as far as the graph says
-        them."""
+        """The channels and the size of the images that the input takes, as far as the graph
+        says them."""
         if not self.is_image:
             return ANY_INPUT
         _, channels, height, width = self.shape
@@ -148,16 +150,17 @@ class OnnxInput(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Its type and shape for people: `int64 1×?`."""
+        """The type and shape of the input, for people: `int64 1×?`."""
         sizes = ["?" if size is None else size for size in self.shape]
         return str(self.dtype).removeprefix("torch.") + " " + by(sizes)
 
     def feed(self, value: Any) -> np.ndarray:
-        """The array that the session takes for a value.
+        """A value as the array that the session takes for this input.
 
         Args:
-            value: A tensor of images [N, C, H, W], in 0..1 where the graph takes integers;
-                for an input that is not an image any tensor, or what torch makes one of.
+            value: If the input is an image, a tensor [N, C, H, W]; if it takes integers,
+                its floats 0..1 become levels 0..255. For another input any tensor, or a
+                value of which torch can make one.
         """
         tensor = torch.as_tensor(value).detach().cpu()
         if self.channels_last and tensor.ndim == 4:
@@ -175,24 +178,25 @@ class OnnxLayer(nn.Module):
 
     computed_by = RUNTIME
     channel_order: Literal["first"] | None = None
-    """`first` where its operator says that its output is [N, C, ...]."""
+    """`first` if its operator shows that its output is [N, C, ...]; else None."""
     operator = ""
-    """That of its node; empty for a module."""
+    """The operator of its node; empty for a module."""
     body: Callable[[], Any] | None = None
-    """Set while it is called: calls the layers inside it, and returns its value."""
+    """Set only during a call of the layer: it calls the layers inside this one, and returns
+    the layer's value."""
 
     def forward(self, *inputs: Tensor) -> Any:
-        """The value that the session computed; None outside of a pass of the model. The
-        inputs are for hooks alone."""
+        """The value that the session computed; None outside of a forward pass of the model.
+        The inputs are not used: they are passed for the hooks."""
         return None if self.body is None else self.body()
 
     def macs(self, inputs: Sequence[Any], output: Any) -> int | None:
-        """The multiply-accumulates of a call, as torch's FlopCounterMode counts them;
-        None where they are not known.
+        """The number of multiply-accumulates of a call, as torch's FlopCounterMode counts
+        them; None if it is not known.
 
         Args:
-            inputs: The call's, without constants of the graph.
-            output: The call's.
+            inputs: The inputs of the call, without constants of the graph.
+            output: The output of the call.
         """
         if not _MULTIPLIES.search(self.operator):
             return 0
@@ -201,8 +205,8 @@ class OnnxLayer(nn.Module):
         if len(operands) < 2 or not are_tensors:
             return None
         first, second = operands
-        # a filter of Conv is [1, C, h, w] of its weights, and makes one output; one of
-        # ConvTranspose takes one input
+        # The first filter, [1, C, h, w] of the weights. In Conv each value of the output
+        # takes as many products; in ConvTranspose each value of the input does.
         filter_size = second[:1].numel()
         if self.operator == "Conv":
             return int(output.numel() * filter_size)
@@ -227,7 +231,7 @@ class OnnxModel(nn.Module):
 
         Args:
             proto: The ModelProto, without external data.
-            inputs: Those of the graph that have no default, in its order.
+            inputs: The inputs of the graph that have no default, in the graph's order.
         """
         super().__init__()
         self.content: bytes = proto.SerializeToString()
@@ -237,26 +241,28 @@ class OnnxModel(nn.Module):
         self.calls: list[LayerCall] = []
         """The outermost calls, in the order of a forward pass."""
         self.layers: dict[str, OnnxLayer] = {}
-        """By qualified name; containers that are not called are left out."""
-        # Filled, never replaced: attributes of modules are put back after each pass.
+        """The layers by qualified name; containers that are not called are left out."""
+        # This dict is changed in place, never replaced: after each pass `kept_attributes`
+        # puts back the attributes of modules.
         self._sessions: dict[int, dict[Any, Any]] = {}
-        """By the id of the process; then by the number of threads and the names of the
-        values that they return."""
+        """The sessions, by the id of the process; then by the number of threads and the
+        names of the values that they return."""
 
     def run(self, images: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """A forward pass, in which the layers with hooks are called.
+        """Do a forward pass, in which the layers with hooks are called.
 
         Args:
-            images: Positional arguments of forward: tensors [N, C, H, W] for the inputs
-                that are not named, images first, then in the graph's order.
-            named: Keyword arguments, by `OnnxInput.argument`.
+            images: The positional arguments of forward, for the inputs that `named` lacks:
+                first for the inputs that are images, then for the others, each in the
+                graph's order.
+            named: The keyword arguments of forward, by `OnnxInput.argument`.
 
         Returns:
-            The graph's output: a tensor, or a dict of several by their names.
+            The graph's output: a tensor, or a dict by name if there are several.
 
         Raises:
             UsageError: Where an input has no argument.
-            RuntimeError: Where the session fails, such as on an image of another size.
+            RuntimeError: Where the session fails, for example on an image of another size.
         """
         arguments = self._arguments(images, named)
         feeds = {item.name: item.feed(arguments[item.argument]) for item in self.inputs}
@@ -271,8 +277,8 @@ class OnnxModel(nn.Module):
     def _arguments(
         self, images: Sequence[Any], named: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The argument of each input, by `OnnxInput.argument`. The parameters, and what is
-        raised, are those of `run`."""
+        """The argument for each input, by `OnnxInput.argument`. Parameters and exceptions are
+        those of `run`."""
         arguments = dict(named)
         # in the order of forward's arguments, see `_model_class`: images come first
         ordered = sorted(self.inputs, key=lambda item: not item.is_image)
@@ -303,8 +309,8 @@ class OnnxModel(nn.Module):
         """Call the layers that have hooks.
 
         Args:
-            calls: In the order of a forward pass; those inside them are gone through, too.
-            values: By name, all of `_needed_values`.
+            calls: Calls in the order of a forward pass. Calls inside them are made, too.
+            values: All values of `_needed_values`, by name.
         """
         for call in calls:
             module = self.layers[call.name]
@@ -313,10 +319,10 @@ class OnnxModel(nn.Module):
                 continue
             inputs = call.inputs if module._forward_pre_hooks else ()
             arguments = [values[name] for name in inputs]
-            # Hooks before the call see its inputs, then the calls inside it happen, then
-            # hooks behind it see its outputs: as in a module that computes.
-            # A file may have a module called `body` inside, which nn.Module would refuse
-            # to replace; and nothing is kept where a hook raises.
+            # The order is that of a module that computes: pre-hooks see the inputs, the
+            # calls inside are made, hooks see the outputs.
+            # `vars` is used since a file may have a module called `body` in this layer, which
+            # nn.Module would refuse to replace.
             vars(module)["body"] = partial(self._body, call, values)
             try:
                 module(*arguments)
@@ -324,7 +330,8 @@ class OnnxModel(nn.Module):
                 vars(module)["body"] = None
 
     def _body(self, call: LayerCall, values: Mapping[str, Any]) -> Any:
-        """`OnnxLayer.body` of the layer of a call."""
+        """`OnnxLayer.body` for a call: make the calls inside it, and return its value; a
+        tuple if it has several."""
         self._call_layers(call.inner, values)
         outputs = [values[name] for name in call.outputs]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -332,16 +339,16 @@ class OnnxModel(nn.Module):
     def _compute(
         self, names: Collection[str], feeds: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        """Values of the graph by name, as tensors; None for those of another type than
-        _READABLE.
+        """Compute values of the graph, and return them by name, as tensors. A value whose
+        type is not _READABLE is None.
 
         Args:
-            names: Of the values.
-            feeds: What the session takes, by the names of inputs.
+            names: The names of the values.
+            feeds: The arrays of the inputs, by name.
 
         Raises:
-            RuntimeError: Where the session fails, or takes longer than MOST_SECONDS in a
-                graph with loops.
+            RuntimeError: Where the session fails, or a graph with loops takes longer than
+                MOST_SECONDS.
         """
         import onnxruntime
 
@@ -351,10 +358,10 @@ class OnnxModel(nn.Module):
             if output.name in names and _READABLE.fullmatch(output.type):
                 fetched.append(output.name)
         values = dict.fromkeys(names)
-        # ONNX Runtime takes an empty list for all outputs
+        # to ONNX Runtime an empty list means all outputs
         if not fetched:
             return values
-        # a session cannot be interrupted but by its options, from another thread
+        # a session can only be interrupted by another thread, through its options
         options = onnxruntime.RunOptions()
         watchdog = Timer(MOST_SECONDS, setattr, (options, "terminate", True))
         watchdog.daemon = True
@@ -370,14 +377,17 @@ class OnnxModel(nn.Module):
         return values
 
     def session(self, names: Collection[str] = ()) -> Any:
-        """A session of ONNX Runtime that returns values beside the graph's outputs: the one
-        that was made for the same values, or a new one. Raises what ONNX Runtime does.
+        """A session of ONNX Runtime that returns further values besides the graph's outputs.
+        Sessions are kept: the same names give the same session again.
 
         Args:
-            names: Of the values; those of inputs and outputs may be among them.
+            names: The names of the values. Names of inputs and outputs have no effect.
+
+        Raises:
+            Exception: Of ONNX Runtime's classes, where it cannot run the graph.
         """
-        # Those of the process that this one was forked from are neither used nor ended:
-        # the end of one would wait for its threads, which a fork does not copy.
+        # After a fork, sessions of the parent process are neither used nor ended: the end
+        # of a session waits for its threads, which a fork does not copy.
         sessions = self._sessions.setdefault(os.getpid(), {})
         threads = torch.get_num_threads()
         key = threads, frozenset(names)
@@ -386,8 +396,8 @@ class OnnxModel(nn.Module):
         import onnx
         import onnxruntime
 
-        # ONNX Runtime joins nodes, so that values between them are gone. What is an output
-        # of the graph stays.
+        # ONNX Runtime merges nodes, and the values between them are gone. Outputs of the
+        # graph are kept, so the values are made outputs.
         fragment = onnx.ModelProto()
         input_names = {item.name for item in self.inputs}
         for name in sorted(set(names) - set(self.output_names) - input_names):
@@ -399,11 +409,11 @@ class OnnxModel(nn.Module):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if _limit_memory():
             options.add_session_config_entry("session.use_env_allocators", "1")
-        # each session has the weights once more
+        # each session has its own copy of the weights, so the oldest is dropped
         while len(sessions) >= _SESSIONS:
             del sessions[next(iter(sessions))]
-        # the bytes of two messages of protobuf, one behind the other, are those of both
-        # joined: its encoding says so, and no copy of the weights is parsed for it
+        # protobuf merges two messages whose bytes follow one another; so the outputs are
+        # added without parsing a copy of the weights
         sessions[key] = onnxruntime.InferenceSession(
             self.content + fragment.SerializeToString(),
             options,
@@ -441,8 +451,8 @@ def _limit_memory() -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of ONNX Runtime says, on one line, without its code and its place in
-    the source."""
+    """The message of an error of ONNX Runtime on one line, without the error's code and its
+    place in the source."""
     text = first_line(error)
     if _NO_MEMORY.search(text):
         return "an operator needs more memory than there is"
@@ -450,7 +460,7 @@ def _reason(error: Exception) -> str:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether a module has hooks of its forward pass."""
+    """Whether a module has forward hooks or forward-pre-hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -458,11 +468,11 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def load_onnx(path: Path) -> Loaded:
-    """Load a graph.
+    """Load a model from a file of ONNX.
 
     Raises:
-        LoadError: Where the packages are missing, the file is no model or a harmful one,
-            or ONNX Runtime cannot run it.
+        LoadError: Where a package is missing, the file is no model or could do harm, or
+            ONNX Runtime cannot run it.
     """
     require_onnx(path.name)
     proto = read_graph(path)
@@ -483,16 +493,16 @@ def load_onnx(path: Path) -> Loaded:
     image = images[0] if images else inputs[0]
     entry = None
     fixed = image.fixed
-    # A graph of integers has its normalisation inside, and takes levels: the chain ends
-    # at 0..1, of which `OnnxInput.feed` makes them.
+    # A graph that takes integers normalises them itself, and wants levels 0..255. The chain
+    # gives 0..1, of which `OnnxInput.feed` makes levels.
     if not image.dtype.is_floating_point:
         entry = Chain(fixed.size, channels=fixed.channels or 3)
     return Loaded(model, record, entry, fixed)
 
 
 def _argument_name(name: str) -> str:
-    """The name of a value in a form that Python allows for an argument: `x.1` becomes
-    `x_1`, and `in` `_in`."""
+    """The name of a value, changed to one that Python allows for an argument: `x.1` becomes
+    `x_1`, and `in` becomes `_in`."""
     name = re.sub(r"\W", "_", name)
     is_free = name.isidentifier() and not iskeyword(name) and name != "self"
     return name if is_free else f"_{name}"
@@ -502,11 +512,11 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
     """The inputs of a graph that have no default.
 
     Raises:
-        LoadError: Where there are none, or one of them takes no tensor of numbers.
+        LoadError: Where there is no such input, or one is not a tensor of numbers.
     """
     import onnx
 
-    # before version 4 of its format a graph lists its weights among its inputs
+    # in version 3 of the format and before, the weights are listed among the inputs
     defaults = {tensor.name for tensor in graph.initializer}
     inputs: list[OnnxInput] = []
     for value in graph.input:
@@ -521,11 +531,11 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
                 f"{file_name}: the input {quoted(value.name)} is no tensor of numbers",
                 None,
             ) from None
-        # an axis of any size has a name in place of a number, and 0 or -1 in some files
+        # an axis of any size has a name instead of a number; some files have 0 or -1
         shape = []
         for axis in tensor_type.shape.dim:
             shape.append(axis.dim_value if axis.dim_value > 0 else None)
-        # `x.1` and `x_1` would be one name
+        # `x.1` and `x_1` would both become `x_1`
         argument = _argument_name(value.name)
         while any(argument == earlier.argument for earlier in inputs):
             argument += "_"
@@ -544,17 +554,17 @@ def _inputs(graph: Any, file_name: str) -> list[OnnxInput]:
 
 
 def _has_channels_last(shape: Sequence[int | None]) -> bool:
-    """Whether a shape is [N, H, W, C], as TensorFlow's exporter writes it; nothing in
-    the file says so but the sizes."""
+    """Whether a shape is probably [N, H, W, C], as TensorFlow's exporter writes it. The file
+    does not say it, so it is a guess from the sizes."""
     if len(shape) != 4:
         return False
     return shape[3] in _PICTURE_CHANNELS and shape[1] not in _PICTURE_CHANNELS
 
 
 def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
-    """A class of models whose forward has the arguments of a graph. Those that are not
-    images have a default, so that nobody takes them for images, unless there is only one.
-    """
+    """A class of models whose forward has the inputs of a graph as its arguments. An
+    argument that is not an image has a default, since `images_per_forward` counts arguments
+    without one as images. If the graph has only one input, it has no default."""
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = []
     # Python wants parameters without a default first
@@ -571,7 +581,7 @@ def _model_class(inputs: Sequence[OnnxInput]) -> type[OnnxModel]:
     def forward(self: OnnxModel, *images: Any, **named: Any) -> Any:
         return self.run(images, named)
 
-    # how many images a model takes, and which keywords, is read from its forward
+    # other modules read from this signature how many images and which keywords it takes
     signature = inspect.Signature([self_parameter, *parameters])
     forward.__signature__ = signature  # type: ignore[attr-defined]
     return type(OnnxModel.__name__, (OnnxModel,), {"forward": forward})
@@ -583,13 +593,14 @@ def _add_layers(
     """Give a model a module for each layer that its calls name.
 
     Args:
-        model: Gets the modules, also in `layers`; it has its `calls`.
+        model: The model, whose `calls` are set; the modules are added to it, and to its
+            `layers`.
         values: What is known of the graph's values.
         tensors: The graph's initializers, by name.
     """
     # values whose second axis is channels, followed from node to node
     channels_first: set[str] = set()
-    # one tensor may be the weight of several nodes, and is one parameter then
+    # a tensor may be the weight of several nodes: they share one parameter
     parameters: dict[str, nn.Parameter | None] = {}
     for call in all_calls(model.calls):
         layer = model.layers.get(call.name)
@@ -608,8 +619,8 @@ def _add_layers(
 
 
 def _class_name(type_name: str) -> str:
-    """A name of a Python class for an operator or a module; a file may call these as it
-    likes."""
+    """A name for the Python class of an operator or a module, in at most 60 characters. A
+    file may contain any name."""
     return quoted(re.sub(r"\W", "_", type_name), 60)
 
 
@@ -617,8 +628,8 @@ def _gives_channels_first(call: LayerCall, channels_first: Collection[str]) -> b
     """Whether the output of a node is [N, C, ...].
 
     Args:
-        call: Of the node.
-        channels_first: Names of values of which this is known.
+        call: The call of the node.
+        channels_first: Names of values that are known to be [N, C, ...].
     """
     if call.type in _CHANNELS_FIRST:
         return True
@@ -630,17 +641,17 @@ def _gives_channels_first(call: LayerCall, channels_first: Collection[str]) -> b
 
 
 def _place(model: nn.Module, name: str, layer: nn.Module) -> None:
-    """Make a layer the module of its qualified name in the model. Containers are made for
-    what is missing around it; one that stands in its place is replaced, and the layer gets
-    what is inside."""
+    """Put a layer into the model under its qualified name. Modules around it that do not
+    exist yet are made, as empty containers. If such a container is already in the layer's
+    place, the layer replaces it, and takes over the modules inside."""
     *containers, last = name.split(".")
     parent = model
     for container in containers:
-        # a ModuleDict stands for a list of modules, which nobody calls
+        # a container is a ModuleDict, which is never called
         inside = parent._modules.setdefault(container, nn.ModuleDict())
         assert inside is not None
         parent = inside
-    # modules inside it may have been placed already, in a container
+    # modules inside the layer may have been put into a container before
     before = parent._modules.get(last)
     if before is not None:
         layer._modules.update(before._modules)
@@ -657,12 +668,12 @@ def _add_parameters(
     """Give a layer the constants that its node takes, as its parameters.
 
     Args:
-        layer: Gets the parameters.
+        layer: The layer, to which the parameters are added.
         node: The NodeProto.
         values: What is known of the graph's values.
         tensors: The graph's initializers, by name.
-        parameters: The parameters of all layers by the names of their initializers, None
-            for one that is no parameter; gets those that are met first.
+        parameters: The parameters that were made so far, by the names of their
+            initializers; None for an initializer that is no parameter. New ones are added.
     """
     names = ("", *_PARAMETER_NAMES.get(node.op_type, ()))
     for index, value in enumerate(node.input):
@@ -672,7 +683,7 @@ def _add_parameters(
         if tensor_name not in parameters:
             parameters[tensor_name] = _parameter(tensors[tensor_name])
         parameter = parameters[tensor_name]
-        # exporters keep torch's name, `layer1.0.conv1.weight`; others number tensors
+        # torch's exporters keep its names, `layer1.0.conv1.weight`; other tools have numbers
         name = tensor_name.rpartition(".")[2]
         if index < len(names) and names[index]:
             name = names[index]
@@ -683,12 +694,12 @@ def _add_parameters(
 
 
 def _parameter(tensor: Any) -> nn.Parameter | None:
-    """An initializer of the graph (TensorProto) as a parameter; None for shapes, axes and
-    texts."""
+    """An initializer of the graph (TensorProto) as a parameter; None if it holds a shape,
+    axes or texts."""
     import onnx
 
     array = onnx.numpy_helper.to_array(tensor)
-    # int64 holds shapes and axes; weights of 8 bits are those of a quantised model
+    # int64 is for shapes and axes; 8 bits are for weights of a quantised model
     is_quantised = array.dtype in (np.int8, np.uint8)
     if array.dtype.kind != "f" and not is_quantised:
         return None

@@ -24,10 +24,10 @@ Size = int | HeightWidth
 
 
 class Window(NamedTuple):
-    """Where the image lies in the input, in pixels of the input."""
+    """The rectangle of the image in the input, in pixels of the input."""
 
     top: int
-    """Rows above it; negative where a crop has cut rows off."""
+    """Rows of the input above the image; negative if a crop has cut off rows of the image."""
     left: int
     height: int
     width: int
@@ -38,16 +38,16 @@ FALLBACK_SIZE = (224, 224)
 _UNIT = "values 0..1"
 _MODES = ("RGB", "L")
 _MAX_ENLARGED = 2**25
-"""Pixels that an image with fewer may be enlarged to."""
+"""The most pixels to which a smaller image may be enlarged."""
 
 _ROW_HEIGHT = 16
-"""Pixels: how thick a vector is drawn."""
+"""The height in pixels of the strip that shows a vector."""
 
 _ROUNDING = 1e-3
-"""How far beyond 0..1 a value may be."""
+"""How far beyond 0..1 a value may lie and still count as 0..1."""
 
 _TINY = torch.finfo(torch.float32).tiny
-"""The least range of values."""
+"""The least divisor when values are stretched to 0..1."""
 
 
 @dataclass(frozen=True)
@@ -56,33 +56,34 @@ class Chain:
     None leaves a step out."""
 
     resize: Size | None = None
-    """Pixels: of the shorter side, or (height, width)."""
+    """The shorter side in pixels, or (height, width)."""
     crop: Size | None = None
-    """Pixels: of both sides, or (height, width)."""
+    """The side of a square in pixels, or (height, width)."""
     mean: tuple[float, ...] | None = None
-    """Of each channel, of values 0..1; without `std` it has no effect."""
+    """A number for each channel, for values 0..1; without `std` it has no effect."""
     std: tuple[float, ...] | None = None
+    """A number for each channel; without `mean` it has no effect."""
     channels: int = 3
-    """Of the model's input."""
+    """The channels of the model's input."""
     interpolation: str = "bilinear"
     """One of `bilinear`, `bicubic`, `nearest`, `nearest-exact`, `lanczos`."""
     antialias: bool = True
-    """Whether resizing smooths; torchvision's video models were trained without."""
+    """Whether resizing smooths; torchvision's video models were trained without smoothing."""
     multiple: int = 1
-    """Without a crop, both sides are cropped to multiples of it."""
+    """If `crop` is None, both sides are cropped to multiples of this."""
     bgr: bool = False
     """Whether the model takes blue first."""
     stride: int = 0
-    """That of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up
-    to a multiple of the stride; the other one is padded with grey to a multiple. 0: no
-    LetterBox."""
+    """The stride of Ultralytics' LetterBox. The longer side is resized to `resize`, rounded
+    up to a multiple of the stride; the shorter side is padded with grey to a multiple. 0 if
+    there is no LetterBox."""
     stretch: bool = False
     """Whether LetterBox resizes to a square and pads nothing."""
     library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
-    """A library's own function, which prepares images in place of the steps above. It is
-    dropped where the user changes a step: then the steps come as near as they can."""
+    """A library's own function, which prepares images instead of the steps above. If the
+    user changes a step, the function is dropped, and the steps imitate it."""
     library_steps: tuple[str, ...] = field(default=(), compare=False)
-    """The steps of `library` in words, but normalising."""
+    """The steps of `library` in words, without normalising."""
     library_own_size: bool = field(default=False, compare=False)
     """Whether the image decides the size of what `library` returns."""
 
@@ -93,11 +94,11 @@ class Chain:
             image: A picture of mode L or RGB, or numbers [C, H, W].
 
         Raises:
-            ImageError: Where a narrow image would become too large, an array would be
-                padded by LetterBox, or the library's function fails.
+            ImageError: Where a narrow image would become too large, LetterBox would have
+                to pad an array, or the library's function fails.
         """
         if self.library is not None:
-            self._resized_to(image.size[::-1])  # refuses what would become too large
+            self._resized_to(image.size[::-1])  # raises if it would become too large
             return self.library(image)
         values = self._letterboxed(image) if self.stride else self._sized(image)
         # pictures stay bytes until here: resizing them rounds as torchvision does
@@ -139,7 +140,7 @@ class Chain:
             steps.append(f"resize to {by(self.resize)} ({self.interpolation})")
         elif self.resize is not None:
             steps.append(f"resize shorter side to {self.resize} ({self.interpolation})")
-        # multiple counts without a crop only: RAFT takes any size that 8 divides
+        # RAFT takes any size that is a multiple of 8
         if self.crop is not None:
             steps.append(f"centre crop {by(_both_sides(self.crop))}")
         elif self.multiple > 1:
@@ -147,8 +148,8 @@ class Chain:
         return steps
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
-        """The numbers [C, H, W] of an image that is resized and cropped: of a picture its
-        bytes 0..255."""
+        """The numbers [C, H, W] of an image after resizing and cropping; bytes 0..255 if it
+        is a picture."""
         picture: Image.Image | Tensor
         if isinstance(image, Raster):
             picture = torch.from_numpy(image.values)
@@ -170,11 +171,11 @@ class Chain:
     def _resized(
         self, picture: Image.Image | Tensor, size: HeightWidth
     ) -> Image.Image | Tensor:
-        """A picture in another size, of the same type.
+        """A picture in another size; its type stays the same.
 
         Args:
             picture: A picture of Pillow, or a tensor [C, H, W].
-            size: Its new height and width in pixels.
+            size: The new height and width in pixels.
         """
         mode = self.interpolation
         if not isinstance(picture, Tensor):
@@ -189,8 +190,8 @@ class Chain:
         return resized.clamp(0, 255).round().to(picture.dtype)
 
     def _cropped_to(self, size: HeightWidth) -> HeightWidth:
-        """The (height, width) of the crop: `crop`, or else the largest multiples of
-        `multiple` in a resized image.
+        """The (height, width) of the crop: `crop`, or, if that is None, the largest multiples
+        of `multiple` that fit into the resized image (at least one).
 
         Args:
             size: Height and width of the resized image.
@@ -206,8 +207,9 @@ class Chain:
         """The bytes [C, H, W] of an image, resized and padded by Ultralytics.
 
         Raises:
-            ImageError: Where it is an array: OpenCV resizes bytes, and LetterBox pads
-                with 114 of 255.
+            ImageError: Where the image is an array: OpenCV resizes bytes, and LetterBox
+                pads with 114 of 255.
+            FeatvizError: Where Ultralytics cannot be imported.
         """
         if isinstance(image, Raster):
             raise ImageError(
@@ -232,20 +234,20 @@ class Chain:
 
     @lru_cache(maxsize=64)  # noqa: B019 - of a few sizes
     def window(self, size: tuple[int, int]) -> Window:
-        """Where LetterBox puts an image in the input.
+        """The rectangle of the input in which LetterBox puts an image.
 
         Args:
             size: Width and height of the image.
         """
-        # the padding is grey, so that white shows where the image lies
+        # LetterBox pads a white image with grey, so white shows where the image lies
         white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
         rows = np.flatnonzero(white.any(axis=1))
         columns = np.flatnonzero(white.any(axis=0))
         return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
 
     def placed(self, size: tuple[int, int], input_size: HeightWidth) -> Window:
-        """Where an image lies in the input; where it is cropped, it goes beyond the input's
-        edges. A library's own function is taken to resize it without a crop.
+        """The rectangle of an image in the input. If the image is cropped, the rectangle goes
+        beyond the input's edges. For a library's own function it is the whole input.
 
         Args:
             size: Width and height of the image.
@@ -253,7 +255,7 @@ class Chain:
         """
         if self.stride:
             return self.window(size)
-        # whether and where it crops is not known
+        # it is not known whether the library's function crops
         if self.library is not None:
             return Window(0, 0, *input_size)
         height, width = self._resized_to(size[::-1])
@@ -263,7 +265,7 @@ class Chain:
         )
 
     def _resized_to(self, size: HeightWidth) -> HeightWidth:
-        """The (height, width) of a resized image; the longer side is rounded down.
+        """The (height, width) of an image after resizing; the longer side is rounded down.
 
         Args:
             size: Height and width of the image.
@@ -287,7 +289,7 @@ class Chain:
 
 
 def _both_sides(size: Size) -> HeightWidth:
-    """Height and width of a size; a single number is a square."""
+    """The (height, width) of a size; a single number is both."""
     if isinstance(size, int):
         return (size, size)
     return size
@@ -296,12 +298,13 @@ def _both_sides(size: Size) -> HeightWidth:
 def _cropped(
     picture: Image.Image | Tensor, size: HeightWidth, crop: HeightWidth
 ) -> Image.Image | Tensor:
-    """The middle of a picture; around a smaller one there are zeros.
+    """The middle of a picture. If the picture is smaller than the crop, zeros are added
+    around it.
 
     Args:
         picture: A picture of Pillow, or a tensor [C, H, W].
-        size: Its height and width.
-        crop: Height and width of the result.
+        size: The height and width of the picture.
+        crop: The height and width of the result.
     """
     # a negative margin pads
     top = _margin(size[0], crop[0])
@@ -315,22 +318,22 @@ def _cropped(
 
 def _margin(side: int, crop: int) -> int:
     """The first pixel of a crop of `crop` pixels in the middle of a side of `side` pixels;
-    negative where the side is shorter. Half a pixel is rounded to the even number, as
-    torchvision's center_crop does."""
+    negative if the side is shorter than the crop. Half a pixel is rounded as torchvision's
+    center_crop does it: to the even number."""
     if crop > side:
         return -((crop - side) // 2)
     return round((side - crop) / 2)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
-    """The numbers of a picture, [C, H, W] of its own type. In memory the channels of a
-    pixel stand side by side."""
+    """The numbers of a picture, [C, H, W], in its own type. The result is a view: in memory,
+    the channels of a pixel follow one another."""
     values = torch.from_numpy(np.array(picture))
     return values.reshape(picture.height, picture.width, -1).permute(2, 0, 1)
 
 
 def _by_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """A number for each channel, shaped for arithmetic with `like`, [1, C, ...]."""
+    """A number for each channel as a tensor that broadcasts with `like`, [1, C, ...]."""
     numbers = torch.tensor(values, dtype=like.dtype, device=like.device)
     return numbers.reshape(-1, *(1,) * (like.ndim - 2))
 
@@ -342,43 +345,42 @@ def numbers_text(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes the model's input: by a chain, or by a function of the
-    user's."""
+    """How an image becomes the model's input: by a chain, or by the user's function."""
 
     chain: Chain
     transform: Callable[[Any], list[Tensor]] | None = None
-    """The user's own function from a picture or an array to all arguments of forward; it
-    takes the place of the chain."""
+    """A function that replaces the chain (a `UserTransform`): from a picture or an array to
+    all arguments of forward. None if the chain prepares images."""
     frames: int | None = None
-    """How many a clip has; None for a model of images."""
+    """How many frames a clip has; None for a model of images."""
     frames_first: bool = False
     """Whether a clip is [1, T, C, H, W], as transformers' models of videos take it; else it
     is [1, C, T, H, W]."""
     inputs: int = 1
-    """Images that the model takes at once."""
+    """How many images one forward pass of the model takes."""
     guessed: str | None = field(default=None, compare=False)
-    """The preset that was taken as a guess; None where the model or the user says how
-    images go in."""
+    """The preset that was guessed; None if the model or the user says how images are
+    prepared."""
     size_guessed: bool = field(default=False, compare=False)
     """Whether the input's size is a guess: neither the model nor the user says it."""
     further: tuple[str, ...] = ()
-    """The arguments of forward beside images, in words."""
+    """The arguments of forward besides images, in words."""
     any_values: bool = field(default=False, compare=False)
     """Whether an array with values beyond 0..1 may be normalised."""
     stretched: bool = field(default=False, compare=False)
-    """Whether inputs are shown from their least value to their largest: of 12 bits in 16,
-    say."""
+    """Whether pictures of the input are stretched, so that its least value is black and its
+    largest white: for 12 bits in 16, for example."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
-    """Of the model's input."""
+    """The type of the model's input."""
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
-        """The model's arguments, of `dtype`: [1, C, H, W], or for a clip or a volume
-        [1, C, T, H, W] ([1, T, C, H, W] where `frames_first`). Integers of a transform
-        stay integers.
+        """The model's arguments. An image becomes [1, C, H, W], a clip or a volume
+        [1, C, T, H, W] ([1, T, C, H, W] if `frames_first`). They are cast to `dtype`, but
+        integers of a transform stay integers.
 
         Args:
-            images: One, the frames of a clip, or one for each input of the model. A
-                transform gets the first alone.
+            images: One image, the frames of a clip, or one image for each input of the
+                model. A transform gets only the first image.
 
         Raises:
             ImageError: Where an image cannot be prepared, or frames differ in size.
@@ -404,16 +406,16 @@ class Preprocess:
         return 1 if self.frames_first else 2
 
     def _rgb(self, image: Image.Image) -> Image.Image:
-        """A picture in grey where the model takes one channel, else in RGB."""
+        """A picture in RGB, or in grey if the model takes one channel."""
         return image.convert(_MODES[self.chain.channels == 1])
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
-        """What the chain makes of one image, float32: [1, C, H, W] of a picture or of
-        numbers [C, H, W], and [1, C, D, H, W] of a volume [C, D, H, W], slice by slice.
+        """Prepare one image by the chain, as float32. A picture or an array [C, H, W] becomes
+        [1, C, H, W]; a volume [C, D, H, W] becomes [1, C, D, H, W], slice by slice.
 
         Raises:
-            ImageError: Where the chain fails; or where numbers lie outside of 0..1, though
-                the chain normalises values of 0..1, and `any_values` is False.
+            ImageError: Where the chain fails; or where the chain normalises values 0..1,
+                an array has others, and `any_values` is False.
         """
         if not isinstance(image, Raster):
             return self.chain(self._rgb(image))
@@ -431,7 +433,8 @@ class Preprocess:
         return _stacked([self.chain(replace(image, values=v)) for v in slices], 2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
-        """The `pictures` side by side, [1, C, H, W]; below lower ones there are zeros."""
+        """The `pictures` side by side, [1, C, H, W]; zeros fill the space below pictures that
+        are less high than the others."""
         pictures = self.pictures(args)
         # the inputs of a model may differ in height
         height = max(picture.shape[2] for picture in pictures)
@@ -439,9 +442,9 @@ class Preprocess:
         return torch.cat(padded, dim=3)
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image,
-        frame and slice; C is 1 or 3. Values that are no picture's are stretched: 0 is
-        their least, 1 their largest.
+        """The inputs before normalising, in 0..1: float32 [1, C, H, W] for each image,
+        frame and slice; C is 1 or 3. Values that are no picture are stretched, so that the
+        least is 0 and the largest 1.
 
         Args:
             args: The model's arguments. Of a transform that returns tensors of several
@@ -457,25 +460,25 @@ class Preprocess:
         return pictures
 
     def _shown_values(self, values: Tensor) -> Tensor:
-        """One argument of the model as 0..1, of 1 or 3 channels: in its own shape, or as
-        rows (`_as_rows`) where it has no height and width."""
+        """One argument of the model in 0..1, with 1 or 3 channels. An argument without height
+        and width is shown as rows (`_as_rows`)."""
         if values.ndim < 4 or values.shape[-2:] == (1, 1):
             values = _as_rows(values)
         elif self.transform is None:
             values = self._before_normalising(values)
         low, high = values.aminmax()
-        # no resizing of a picture goes beyond 0..1 by half
+        # resizing takes a picture beyond 0..1, but by less than 0.5
         is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
         if is_picture and self.transform is None and not self.stretched:
             return values.clamp(0, 1)
-        # of two channels one is shown, of more than three the first three
+        # of two channels the first is shown, of more than three the first three
         values = values[:, : 1 if values.shape[1] < 3 else 3]
         low, high = values.aminmax()
         return (values - low) / (high - low).clamp(min=_TINY)
 
     def _before_normalising(self, values: Tensor) -> Tensor:
-        """The values [1, C, ...] of an input as the chain had them before its last steps:
-        in RGB, and without mean and deviation."""
+        """The values [1, C, ...] of an input with the chain's last steps undone: in RGB, and
+        not normalised."""
         chain = self.chain
         if chain.mean is not None and chain.std is not None:
             std = _by_channel(chain.std, values)
@@ -483,18 +486,18 @@ class Preprocess:
         return values.flip(1) if chain.bgr else values
 
     def blank(self) -> list[Tensor]:
-        """The model's arguments for an image of 224 × 224 pixels, as zeros."""
+        """Zeros in the shapes of the model's arguments for an image of 224 × 224 pixels."""
         if self.transform is not None:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
-        # the chain itself says what its steps make of an image
+        # the chain is run on an image, since its steps decide the shape
         image = torch.zeros_like(self.tensor(self.empty()), dtype=self.dtype)
         if self.frames is not None:
             image = _stacked([image] * self.frames, self.time_axis)
         return [image] * self.inputs
 
     def empty(self) -> Image.Image | Raster:
-        """An image without content: a black picture of 224 × 224 pixels, zeros [channels,
-        224, 224] where the images are not pictures, or a transform's own `blank`."""
+        """An image without content: a black picture of 224 × 224 pixels; for other channels
+        than those of pictures, zeros [channels, 224, 224]; or a transform's own `blank`."""
         # an input that is not an image has the shape of its own tensors
         numbers = getattr(self.transform, "blank", None)
         if numbers is not None:
@@ -507,8 +510,8 @@ class Preprocess:
         """All steps in words, for the manifest.
 
         Args:
-            images: What is prepared. Of an array the words say how it was read; without
-                images they are those for a picture.
+            images: The images that are prepared. If there is an array, the words say how it
+                was read. Without images, the words are those for a picture.
         """
         steps = [self._color]
         numbers = [image.description for image in images if isinstance(image, Raster)]
@@ -533,7 +536,7 @@ class Preprocess:
 
     @property
     def _color(self) -> str:
-        """What the channels are, in words."""
+        """The channels of the input in words."""
         channels = self.chain.channels
         if channels == 1:
             return "greyscale"
@@ -546,9 +549,9 @@ class Preprocess:
 
 
 def _as_rows(values: Tensor) -> Tensor:
-    """Numbers that are not a picture, as [1, 1, rows, F]: of [1, rows, F] each row is one,
-    of any other shape all numbers are one row. A single row is repeated _ROW_HEIGHT times.
-    """
+    """Numbers that are not a picture as rows of pixels, [1, 1, rows, F]. [1, rows, F] keeps
+    its rows; numbers of any other shape become one row. A single row is repeated
+    _ROW_HEIGHT times, to be visible."""
     width = values.shape[-1] if values.ndim == 3 else values.numel()
     rows = values.reshape(1, 1, -1, width)
     if rows.shape[2] == 1:
@@ -560,8 +563,8 @@ _INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def input_dtype(module: nn.Module) -> torch.dtype:
-    """The type of a model's first parameter of half, bfloat16, single or double precision;
-    float32 where there is none."""
+    """The type of a model's first parameter that is float16, bfloat16, float32 or float64;
+    float32 if there is none."""
     for parameter in module.parameters():
         if parameter.dtype in _INPUT_DTYPES:
             return parameter.dtype
@@ -569,8 +572,12 @@ def input_dtype(module: nn.Module) -> torch.dtype:
 
 
 def _stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Frames or slices [1, C, H, W] as a clip or a volume: [1, C, T, H, W] for axis 2,
-    [1, T, C, H, W] for axis 1. ImageError where they differ in size."""
+    """Stack frames or slices [1, C, H, W] to a clip or a volume: [1, C, T, H, W] for axis 2,
+    [1, T, C, H, W] for axis 1.
+
+    Raises:
+        ImageError: Where they differ in size.
+    """
     if len({tensor.shape for tensor in tensors}) > 1:
         raise ImageError("the frames differ in size", "--size HxW brings them to one")
     return torch.stack(list(tensors), dim=axis)

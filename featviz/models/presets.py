@@ -36,10 +36,10 @@ from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, first_line, quoted
 
 _FRAMES = 16
-"""How many a clip has, where nobody says it."""
+"""The frames of a clip, if neither the model nor the user says how many."""
 
 _MAX_CHANNELS = 512
-"""Input channels that are believed of a convolution."""
+"""The most input channels of a convolution; a file with more is not believed."""
 
 
 def choose_preprocess(
@@ -49,24 +49,23 @@ def choose_preprocess(
     fixed: FixedInput = ANY_INPUT,
     further: Sequence[Argument] = (),
 ) -> Preprocess:
-    """How images become a model's input.
-
-    It begins with the preset that the user names, else with what the model's library
-    says, else with what fits its first convolution; then it is changed as the user says.
+    """Choose how images become a model's input: by the preset that the user names, else as
+    the model's library does it, else by the preset that fits the first convolution. The
+    user's options change single steps of it.
 
     Args:
-        module: Its class and its first layer tell what it takes.
-        entry: What its source says of images: a Chain, an entry of torchvision's
-            weights, or None.
+        module: The model, whose class and first layer are looked at.
+        entry: How the model's source prepares images: a Chain, an entry of torchvision's
+            weights, or None if it does not say.
         options: The user's choices.
-        fixed: The input that the model takes, where it takes one alone.
-        further: Arguments of forward beside images.
+        fixed: The channels and the size of the input, if the model takes only these.
+        further: The user's arguments of forward besides images.
 
     Raises:
         UsageError: Where choices do not go with the model, or with each other.
     """
     if fixed is ANY_INPUT:
-        # a module of the caller's own, which no folder describes
+        # the caller may have made the module, so no folder said its size
         fixed = FixedInput(size=_size_of_transformers(module))
     chain, guessed = _choose_chain(module, entry, options, fixed)
     guessed = _left_to_guess(guessed, options)
@@ -86,19 +85,19 @@ def choose_preprocess(
 
 
 class _ChosenChain(NamedTuple):
-    """How images are prepared, before the user's changes."""
+    """How images are prepared, before the user's options change steps."""
 
     chain: Chain
     guessed: str | None = None
-    """The preset that the chain is; None where the user names it, or the library says how
-    images are prepared."""
+    """The preset of the chain if it is a guess; None if the user names it, or the library
+    says how images are prepared."""
 
 
 def _choose_chain(
     module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput
 ) -> _ChosenChain:
-    """The preset that the user names, else what the model's library does, else the preset
-    that fits the model's channels; the arguments are those of `choose_preprocess`."""
+    """The preset that the user names, else the chain of the model's library, else the preset
+    that fits the model's channels. The arguments are those of `choose_preprocess`."""
     expected = fixed.channels or first_layer(module).channels
     if isinstance(entry, Chain):
         expected = entry.channels
@@ -107,7 +106,7 @@ def _choose_chain(
     guessed = None
     if preset is None:
         library = _of_library(module, entry)
-        # a library prepares pictures, which a model of other channels does not take
+        # a library's chain is for its own channels; a changed model may take others
         if library is not None and library.channels == channels:
             return _ChosenChain(library)
         preset = guessed = "imagenet" if channels == 3 else "none"
@@ -115,14 +114,14 @@ def _choose_chain(
 
 
 def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:
-    """The preset that remains a guess: None where the user says all that it would say, the
+    """The guessed preset, or None if the user says everything that it would decide: the
     size, the mean and the standard deviation.
 
     Args:
         preset: A key of PRESETS that was guessed, or None.
         options: The user's choices.
     """
-    # the preset none leaves an image its size
+    # the preset `none` does not decide a size
     is_sized = preset == "none" or bool(options.size or options.crop)
     if is_sized and None not in (options.mean, options.std):
         return None
@@ -130,7 +129,7 @@ def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:
 
 
 def _clip_frames(module: nn.Module, options: InputOptions) -> int | None:
-    """How many frames a model takes at once; None for a model of images."""
+    """How many frames a clip has for a model of videos; None for a model of images."""
     frames = _frames_of_transformers(module)
     if frames is None and not first_layer(module).takes_clips:
         return None
@@ -138,22 +137,22 @@ def _clip_frames(module: nn.Module, options: InputOptions) -> int | None:
 
 
 def _in_image_size(chain: Chain, module: nn.Module) -> Chain:
-    """A chain that crops to the one size that a module takes, where this is a vision
-    transformer of torchvision; for any other module the chain as it is."""
+    """A chain that crops to the only size that a vision transformer of torchvision takes.
+    For any other module the chain is returned as it is."""
     image_size = getattr(module, "image_size", None)
-    # a chain that does not crop makes whatever size the user says
+    # a chain without a crop leaves the size to the user
     if not isinstance(image_size, int) or chain.crop in (None, image_size):
         return chain
     return replace(chain, resize=image_size, crop=image_size, library=None)
 
 
 def _of_library(module: nn.Module, entry: Any) -> Chain | None:
-    """How the library that made a model prepares images; None where it does not say.
+    """How a model's library prepares images; None if the library does not say.
 
     Args:
         module: The model.
-        entry: What its source says of images: a Chain, an entry of torchvision's weights,
-            or None.
+        entry: How the model's source prepares images: a Chain, an entry of torchvision's
+            weights, or None if it does not say.
     """
     if isinstance(entry, Chain):
         return entry
@@ -162,7 +161,7 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
     if chain is not None:
         return chain
     classes = {type(submodule).__name__ for submodule in module.modules()}
-    # torchvision's detectors resize and normalise
+    # torchvision's detectors resize and normalise themselves
     if "GeneralizedRCNNTransform" in classes:
         return Chain()
     if "RAFT" in classes:
@@ -171,38 +170,36 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
 
 
 def _changed(chain: Chain, options: InputOptions) -> Chain:
-    """A chain with the user's `size`, `crop`, `mean`, `std` and `interpolation` in the
-    place of its own."""
-    # LetterBox makes sizes of its own: another size means another chain
+    """A chain whose size, crop, mean, std and interpolation are replaced by those that the
+    user gives."""
+    # LetterBox cannot resize to (height, width) or crop: such a chain goes without it
     if chain.stride and (isinstance(options.size, tuple) or options.crop is not None):
         chain = Chain(mean=chain.mean, std=chain.std, channels=chain.channels)
     changes: dict[str, Any] = {}
     if options.size is not None:
         changes |= {"resize": options.size, "crop": None}
     if options.mean is not None or options.std is not None:
-        # one of the two leaves the other as it is, or else without effect
+        # if the user gives one of the two, the other stays, or has no effect (0 or 1)
         changes["mean"] = chain.mean or (0.0,) * chain.channels
         changes["std"] = chain.std or (1.0,) * chain.channels
     for name in ("interpolation", "crop", "mean", "std"):
         value = getattr(options, name)
         if value is not None:
             changes[name] = value
-    # a library's own function does not know of the changes
+    # a library's own function would ignore the changes
     if changes:
         return replace(chain, library=None, **changes)
     return chain
 
 
 def _check_chain(chain: Chain, options: InputOptions) -> None:
-    """Refuse, with UsageError, a chain whose mean, std or interpolation does not go with
-    the model.
+    """Raise a UsageError if a chain's mean, std or interpolation does not go with the model.
 
     Args:
-        chain: With the user's choices in it.
+        chain: The chain, with the user's choices in it.
         options: The user's choices, for messages.
     """
-    # the channels may be those that the user names, so that a library's numbers do not
-    # fit
+    # even a library's numbers may not fit, if the user names other channels
     for name, numbers in (("--mean", chain.mean), ("--std", chain.std)):
         if numbers is not None and len(numbers) != chain.channels:
             count = counted(len(numbers), "number")
@@ -226,18 +223,18 @@ def _check_chain(chain: Chain, options: InputOptions) -> None:
 
 
 def images_per_forward(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
-    """How many images a model takes at once, at least 1.
+    """How many images one forward pass of a model takes, at least 1. Each positional
+    argument of forward without a default counts as an image.
 
     Args:
-        module: The model, of whose forward each positional argument without a default
-            counts as an image.
-        forward_args: Arguments that the user has given values for. They do not count,
-            unless the value stands for the image.
+        module: The model.
+        forward_args: Arguments for which the user gives values. They do not count, unless
+            the value stands for the image.
     """
     names = {argument.name for argument in forward_args if argument.value is not IMAGE}
     count = 0
     for parameter in inspect.signature(module.forward).parameters.values():
-        # *args is left out: it may be any number of them
+        # *args is left out, since it may be any number of arguments
         is_positional = parameter.kind in (
             inspect.Parameter.POSITIONAL_ONLY,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -251,18 +248,20 @@ class FirstLayer(NamedTuple):
     """What the first convolution of a model takes."""
 
     channels: int = 3
-    """3, too, where there is no convolution, or its number cannot be believed."""
+    """Its input channels; 3 if there is no convolution, or its number cannot be believed."""
     takes_clips: bool = False
+    """Whether it is a Conv3d."""
 
 
 def first_layer(module: nn.Module) -> FirstLayer:
-    """The input channels of the first convolution in the order of modules, and whether it
-    takes clips. Transposed ones do not count: generators, which begin with one, take
-    vectors and no images."""
+    """The input channels of a model's first convolution, and whether it takes clips.
+    Transposed convolutions do not count: models that begin with one are generators, which
+    take vectors instead of images."""
     for inner in module.modules():
         if isinstance(inner, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             takes_clips = isinstance(inner, nn.Conv3d)
-            channels = inner.in_channels  # 0 in a lazy one; a file can say anything
+            # 0 in a lazy convolution; a file can contain anything
+            channels = inner.in_channels
             if type(channels) is int and 0 < channels <= _MAX_CHANNELS:
                 return FirstLayer(channels, takes_clips)
             return FirstLayer(takes_clips=takes_clips)
@@ -270,8 +269,8 @@ def first_layer(module: nn.Module) -> FirstLayer:
 
 
 def first_features(module: nn.Module) -> int | None:
-    """How many numbers a model takes whose first layer is linear; None for a model that
-    begins with a convolution or an embedding, or has none of these layers."""
+    """How many numbers the first layer of a model takes, if that is a linear layer. None for
+    a model that begins with a convolution or an embedding, or has none of these layers."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             return part.in_features or None
@@ -283,16 +282,17 @@ def first_features(module: nn.Module) -> int | None:
 def _of_preset(
     name: str, channels: int, module: nn.Module, size: HeightWidth | None
 ) -> Chain:
-    """A preset of the table, for a model.
+    """A preset as a chain for one model.
 
     Args:
         name: A key of PRESETS.
-        channels: How many the model takes.
-        module: Its attribute `stride` counts where the preset pads to a multiple of it.
-        size: The one that the model takes; None where it takes any.
+        channels: How many channels the model takes.
+        module: The model; a preset that pads to multiples takes its `stride`.
+        size: The only (height, width) that the model takes; None if it takes any.
 
     Raises:
-        UsageError: Where the model does not take what the preset makes.
+        UsageError: Where the model does not take the images that the preset makes.
+        FeatvizError: Where the preset needs Ultralytics, and that cannot be imported.
     """
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
@@ -312,14 +312,14 @@ def _of_preset(
                 f"--preset {name} pads to squares, and the model takes {by(size)}",
                 "--preset none",
             )
-        # a stride as large as the image pads to that very size
+        # with a stride of the whole side, both sides are padded to that side
         return Chain(height, channels=channels, stride=height)
     resize: Size | None = preset.resize
     crop: Size | None = preset.crop
     if size is not None:
         resize = size
         if crop is not None and size[0] == size[1]:
-            # an edge in proportion to that of 224 in 256
+            # the resized image is larger than the crop, in the proportion of 256 to 224
             crop = size[0]
             resize = round(crop * 256 / FALLBACK_SIZE[0])
         else:
@@ -332,8 +332,8 @@ def _of_preset(
 
 
 def from_torchvision(entry: Any) -> Chain | None:
-    """The transforms of an entry of torchvision's weights, as a chain; None where they
-    do not resize, as those of detectors and of optical flow."""
+    """The transforms of an entry of torchvision's weights as a chain; None if they do not
+    resize (those of detectors and of optical flow)."""
     settings = vars(entry.transforms())
     if "resize_size" not in settings:
         return None
@@ -343,13 +343,13 @@ def from_torchvision(entry: Any) -> Chain | None:
         tuple(settings["mean"]),
         tuple(settings["std"]),
         interpolation=settings["interpolation"].value,
-        antialias=settings.get("antialias", False),  # which those of clips lack
+        antialias=settings.get("antialias", False),  # transforms of clips lack it
     )
 
 
 def _torchvision_size(sizes: Sequence[int] | None) -> Size | None:
-    """A size as torchvision writes it: [256] is the shorter side, [height, width] both;
-    None for none."""
+    """A size in torchvision's form as ours: [256] (the shorter side) becomes 256, [height,
+    width] a tuple, None or an empty list None."""
     if not sizes:
         return None
     if len(sizes) == 1:
@@ -358,11 +358,11 @@ def _torchvision_size(sizes: Sequence[int] | None) -> Size | None:
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation, as a chain. Where no chain crops in the same way,
-    timm's own function prepares pictures, and the chain arrays.
+    """timm's transform for evaluation as a chain. If no chain crops in the same way, timm's
+    own function prepares pictures, and the chain only arrays.
 
     Args:
-        config: What `timm.data.resolve_model_data_config` returns.
+        config: The result of `timm.data.resolve_model_data_config`.
     """
     channels, height, width = config["input_size"]
     mean = _for_channels(config["mean"], channels)
@@ -378,18 +378,18 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
         return replace(chain, resize=(resized_height, resized_width), crop=crop)
     if config["crop_mode"] == "center" and height == width:
         return replace(chain, resize=resized_height, crop=crop)
-    # crops that no chain does: of borders, and of two sides
+    # no chain does the other crops: those of borders, and of unequal sides
     settings = {**config, "mean": mean, "std": std}
     transform = import_module("timm.data").create_transform(**settings)
 
     def prepare(image: Image.Image | Raster) -> Tensor:
-        """The input [1, C, H, W] that an image becomes."""
+        """Prepare an image; returns the input [1, C, H, W]."""
         if isinstance(image, Raster):
             return chain(image)
         tensor: Tensor = transform(image)[None]
         return tensor
 
-    # without the last one, normalising, which a chain adds to the steps of a library
+    # without the last step, normalising, which `Chain.steps` adds to `library_steps`
     steps = (f"timm's crop mode {config['crop_mode']}", *chain.steps[:-1])
     return replace(chain, library=prepare, library_steps=steps)
 
@@ -398,8 +398,9 @@ def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
     """A number for each channel of a model.
 
     Args:
-        values: The numbers of the channels that the weights were made for, mostly RGB.
-        channels: How many the model has; where it has others, each gets the mean.
+        values: A number for each channel that the weights were made for, mostly RGB.
+        channels: How many channels the model has. If that is another number, each channel
+            gets the mean of `values`.
     """
     numbers = tuple(float(value) for value in values)
     if len(numbers) == channels:
@@ -413,12 +414,12 @@ def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
 _SMALLEST_STRIDE = 32
 _LARGEST_STRIDE = 1024
 _LARGEST_SIZE = 8192
-"""The most pixels of a side that are believed of a file."""
+"""The most pixels of a side; a file with more is not believed."""
 
 
 def _largest_stride(module: nn.Module) -> int:
-    """The largest stride among the heads of a model of Ultralytics, in pixels. 32 where it
-    is smaller, or larger than can be believed of a file, and for any other model."""
+    """The largest stride among the heads of a model of Ultralytics, in pixels. It is 32 if
+    the model's is smaller, is too large to be believed, or is missing."""
     stride = getattr(module, "stride", None)
     if isinstance(stride, Tensor) and stride.numel():
         largest = float(stride.max())
@@ -428,11 +429,12 @@ def _largest_stride(module: nn.Module) -> int:
 
 
 def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
-    """How Ultralytics' predictors prepare images; None for another model.
+    """How Ultralytics' predictors prepare images for a model; None if the model is of
+    another library.
 
     Args:
         module: A model of any library.
-        trained: The `train_args` of its checkpoint, if there are any.
+        trained: The `train_args` of its checkpoint; None if there are none.
     """
     bases = type(module).__mro__
     classes = {
@@ -440,7 +442,7 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
     }
     if not classes:
         return None
-    # a checkpoint of a training says more than the model, which may have been converted
+    # the arguments in the checkpoint win over those in the model, which may be converted
     size = _trained_size(trained) or _trained_size(getattr(module, "args", None))
     channels = first_layer(module).channels
     if "ClassificationModel" in classes:
@@ -451,11 +453,11 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 
 
 def _trained_size(arguments: Any) -> int | None:
-    """The size of images in pixels in the arguments of a training; None where they say no
-    size that can be believed.
+    """The size of images in pixels from the arguments of a training; None if they have no
+    size, or one that cannot be believed.
 
     Args:
-        arguments: A dict; but a file can say anything.
+        arguments: A dict by rights; but a file can contain anything.
     """
     size = arguments.get("imgsz") if isinstance(arguments, dict) else None
     if type(size) is int and 0 < size <= _LARGEST_SIZE:
@@ -470,9 +472,10 @@ _VIDEO_MODELS = ("videomae", "timesformer", "vivit")
 """Types of models that take clips as [1, T, C, H, W], of `num_frames` frames."""
 _FILE = "preprocessor_config.json"
 _LARGEST = 4096
-"""The largest number that is believed of a file: pixels of a side, mostly."""
+"""The largest number in a file of settings, mostly pixels of a side; a file with a larger
+one is not believed."""
 _RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""The interpolation that Pillow's numbers stand for."""
+"""Interpolations by Pillow's numbers for them."""
 _AGAIN = "fetch the file again, or remove it and give --size, --crop, --mean and --std"
 
 _PROCESSORS = """
@@ -485,19 +488,20 @@ _PROCESSORS = """
     ViT VideoMAE Vilt Vivit Yolos ZoeDepth
 """
 IMAGE_PROCESSORS = frozenset(_PROCESSORS.split())
-"""Image processors that read nothing but the image."""
+"""Image processors that read only the image, and no other files."""
 
 
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
-    """The image processor of a folder's model, as a chain; None where no file tells it.
+    """The image processor of a model of transformers as a chain; None if no file of the
+    model's folder has its settings.
 
     Args:
-        folder: The model's, with config.json and maybe preprocessor_config.json.
+        folder: The model's folder, with config.json and maybe preprocessor_config.json.
         config: The content of config.json.
 
     Raises:
-        LoadError: Where the file cannot be read, has a number larger than _LARGEST, or
-            asks for a processor that is not in IMAGE_PROCESSORS or fails.
+        LoadError: Where the settings cannot be read, have a number larger than _LARGEST,
+            or name a processor that is not in IMAGE_PROCESSORS; or where it fails.
     """
     path = quoted(folder / _FILE)
     try:
@@ -510,7 +514,7 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
     try:
         channels = 1 if _vision_config(config).get("num_channels") == 1 else 3
         return _measured_chain(_processor(settings, config), channels)
-    except Exception as error:  # whatever the code of a processor makes of a bad file
+    except Exception as error:  # with bad settings, a processor may raise anything
         raise LoadError(
             f"{path} cannot be understood: {type(error).__name__}:"
             f" {quoted(first_line(error))}",
@@ -525,7 +529,7 @@ def _processor_settings(folder: Path) -> dict[str, Any] | None:
     Raises:
         FileError: Where one of the files cannot be read, or is not JSON.
     """
-    # processors of texts and images have a file for all of their parts
+    # a processor of texts and images has one file for all its parts
     path = folder / "processor_config.json"
     if path.exists():
         match read_json(path):
@@ -540,8 +544,8 @@ def _processor_settings(folder: Path) -> dict[str, Any] | None:
 
 
 def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
-    """The (height, width) of the images that a config.json says the model was made for;
-    None where it says none that can be believed."""
+    """The (height, width) of a model's images, from its config.json; None if that has no
+    size, or one that cannot be believed."""
     value = _vision_config(config).get("image_size")
     backbone = config.get("backbone_config")
     if value is None and isinstance(backbone, dict):
@@ -558,7 +562,7 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
 
 
 def _frames_of_transformers(module: nn.Module) -> int | None:
-    """The frames of a clip that a model of transformers takes; None for others."""
+    """The frames of a clip that a model of transformers takes; None if it takes no clips."""
     config = getattr(module, "config", None)
     if getattr(config, "model_type", None) not in _VIDEO_MODELS:
         return None
@@ -567,8 +571,8 @@ def _frames_of_transformers(module: nn.Module) -> int | None:
 
 
 def _size_of_transformers(module: nn.Module) -> HeightWidth | None:
-    """The (height, width) that the configuration of a model of transformers has; None
-    for others."""
+    """The (height, width) in the configuration of a model of transformers; None if it has
+    none, or the model is of another library."""
     config = getattr(module, "config", None)
     to_dict = getattr(config, "to_dict", None)
     if to_dict is None or not type(module).__module__.startswith("transformers."):
@@ -577,7 +581,8 @@ def _size_of_transformers(module: nn.Module) -> HeightWidth | None:
 
 
 def _vision_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that is about images."""
+    """The part of a configuration that describes the vision model; if there is no such
+    part, the whole configuration."""
     inner = config.get("vision_config")
     if isinstance(inner, dict):
         return inner
@@ -585,12 +590,12 @@ def _vision_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_settings(value: Any, path: str) -> None:
-    """Refuse numbers that no processor has, at every depth: they decide how large
-    images become.
+    """Refuse settings with numbers that are too large, at every depth: an image would be
+    resized to as many pixels, and fill the memory.
 
     Args:
         value: The settings of a processor, or a part of them.
-        path: The file's, for messages.
+        path: The path of their file, for messages.
 
     Raises:
         LoadError: Where a number is larger than _LARGEST, or NaN.
@@ -600,23 +605,23 @@ def _check_settings(value: Any, path: str) -> None:
     if isinstance(value, list):
         for item in value:
             _check_settings(item, path)
-    # it would resize to as many pixels, and fill the memory; NaN is not a number either
+    # written with `not`, so that NaN is refused, too
     elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
         raise LoadError(f"{path} asks for {value:,}; {_LARGEST} is the most", _AGAIN)
 
 
 def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The image processor of transformers, made of the settings alone, so that no code of
-    the model's folder runs.
+    """An image processor of transformers, made only from settings: no code of the model's
+    folder runs.
 
     Args:
-        settings: Of the processor, checked.
-        config: Of the model, for its type.
+        settings: The settings of the processor, after `_check_settings`.
+        config: The content of the model's config.json, for its type.
 
     Raises:
         ValueError: Where the class is not one of IMAGE_PROCESSORS.
     """
-    # the processor that the file names must be on the list, or else that of the model
+    # the processor that the settings name; if they name none, that of the model's type
     name = settings.get("image_processor_type")
     name = name or settings.get("feature_extractor_type")  # of old files
     if name is None:
@@ -635,7 +640,7 @@ def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
 
 
 def _processed(processor: Any, image: Image.Image | Raster) -> Tensor:
-    """What a processor makes of an image, float32 [1, C, H, W].
+    """Prepare an image by a processor; returns the input, float32 [1, C, H, W].
 
     Args:
         processor: An image processor of transformers.
@@ -646,14 +651,14 @@ def _processed(processor: Any, image: Image.Image | Raster) -> Tensor:
     """
     inputs: dict[str, Any] = {"images": image}
     if isinstance(image, Raster):
-        # back to 0..255, which the processor scales itself
+        # back to 0..255, since the processor scales to 0..1 itself
         numbers = torch.from_numpy(image.values) * 255
         inputs = {"images": numbers, "input_data_format": "channels_first"}
     name = type(processor).__name__
     try:
         outputs = processor(**inputs, return_tensors="pt")
         values: Tensor = outputs["pixel_values"].float()
-    except Exception as error:  # whatever its own code makes of an image
+    except Exception as error:  # a processor may raise anything
         raise ImageError(
             f"{name} raised {type(error).__name__}: {quoted(error)}",
             "-v shows the traceback",
@@ -668,24 +673,24 @@ def _processed(processor: Any, image: Image.Image | Raster) -> Tensor:
 
 
 def _measured_chain(processor: Any, channels: int) -> Chain:
-    """A processor as a chain. It prepares images by itself; the chain's own steps, which
-    take its place where the user changes one, are measured on its outputs for black and
-    white images, since the settings of a hundred processors have no common names.
+    """A chain whose `library` is a processor. The chain's own steps, which replace the
+    processor if the user changes one, are measured on its outputs for black and white
+    images, since the settings of different processors have different names.
 
     Args:
         processor: An image processor of transformers.
-        channels: How many the model takes, 1 or 3.
+        channels: How many channels the model takes, 1 or 3.
 
     Raises:
-        ValueError: Where its output has other channels, or does not tell black from white.
-        KeyError: Where its settings name an interpolation that no chain has.
+        ValueError: Where the output has other channels, or is the same for black and white.
+        KeyError: Where the settings name an interpolation that no chain has.
         ImageError: Where the code of the processor fails.
     """
     width, height = FALLBACK_SIZE
     mode = "L" if channels == 1 else "RGB"
     black = _processed(processor, Image.new(mode, (width, height), 0))
     white = _processed(processor, Image.new(mode, (width, height), "white"))
-    # of another size only where the image decides it
+    # its output has another size only if the image decides the size
     narrow = _processed(processor, Image.new(mode, (width, height * 3 // 4), 0))
     if black.shape[1] != channels:
         raise ValueError(
@@ -718,17 +723,17 @@ def _measured_chain(processor: Any, channels: int) -> Chain:
 def _normalisation(
     black: Tensor, white: Tensor
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Mean and deviation by which a processor normalises, of each channel and of values
-    0..1; None and None if it does not normalise.
+    """The mean and the standard deviation by which a processor normalises values 0..1, with
+    a number for each channel; None and None if it does not normalise.
 
     Args:
-        black: What it makes of a black image, [1, C, H, W].
-        white: What it makes of a white one.
+        black: The processor's output for a black image, [1, C, H, W].
+        white: Its output for a white image.
 
     Raises:
-        ValueError: Where these are alike.
+        ValueError: Where these are alike, or not finite.
     """
-    # black gives -mean / std, white (1 - mean) / std
+    # black becomes -mean / std, and white (1 - mean) / std
     low = _middle_pixel(black)
     span = _middle_pixel(white) - low
     if not (np.isfinite(span).all() and span.all()):
@@ -748,5 +753,5 @@ def _middle_pixel(values: Tensor) -> np.ndarray:
 
 def _rounded(values: np.ndarray) -> tuple[float, ...]:
     """The numbers, each rounded to six digits."""
-    # -0.0 + 0.0 is 0.0
+    # adding 0.0 makes -0.0 plain 0.0
     return tuple(float(f"{value:.6g}") + 0.0 for value in values)
