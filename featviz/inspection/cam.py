@@ -69,7 +69,7 @@ from featviz.rundir.place import write_file
 from featviz.text import gaps, layer_named, percent, printable, quoted, safe_name
 
 _NOTHING = 1e-9
-"""Evidence below which the target does not depend on a layer, whatever its scale."""
+"""If the largest magnitude of a map is below this, the target does not depend on the layer."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LayerCam:
 
     site: CaptureSite
     values: Floats = field(repr=False, compare=False)
-    """float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
+    """float32 [H, W] in the resolution of the layer; [T, H, W] for a clip."""
     picture: Bytes = field(repr=False, compare=False)
     """The map over what the model saw, uint8 [H, W, 3] in the size of the input."""
     limits: tuple[float, float]
@@ -86,7 +86,7 @@ class LayerCam:
     channels: int
     """How many channels the layer's output has; 0 for the maximum of several layers."""
     title: str = ""
-    """The name of a map that is of several layers; empty for that of one layer."""
+    """The name of a map that joins several layers; empty for the map of one layer."""
 
     @property
     def name(self) -> str:
@@ -95,8 +95,8 @@ class LayerCam:
 
     @property
     def caption(self) -> str:
-        """`layer4 (Sequential)`; a name that is a number is `layer 7 (ReLU)`. A map
-        without evidence says so: its colours show noise."""
+        """`layer4 (Sequential)`; for a layer whose name is a number `layer 7 (ReLU)`. The
+        caption also says if a map is practically zero, and its colours show noise."""
         caption = f"{layer_named(self.name)} ({self.site.layer.type})"
         peak = np.abs(self.values).max()
         if peak < _NOTHING:
@@ -115,7 +115,7 @@ class LayerCam:
 
     @property
     def tensor(self) -> Tensor:
-        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of
+        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] for
         a clip."""
         return torch.from_numpy(self.values.copy())
 
@@ -130,27 +130,26 @@ class ImageCam:
     """What the maps are evidence for: `tabby`, `class 281`, or the target as it was
     given."""
     target_probability: float | None = None
-    """Where the target is a class: its probability, 0..1."""
+    """The probability of the target's class, 0..1; None if the target is no class."""
     outcome: Outcome = field(default_factory=Outcome)
     maps: tuple[LayerCam, ...] = ()
     maximum: LayerCam | None = None
     """The maximum over the levels of a detector's head, in the size of the input."""
     detections: tuple[Detection, ...] = ()
-    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them.
-    """
+    """The boxes of a detector in pixels of the file's image; `box:N` has index N."""
     skipped: tuple[Skip, ...] = ()
     path: Path | None = None
     shown: Bytes | None = field(default=None, repr=False, compare=False)
     """What the model saw, uint8 [H, W, C]."""
     shown_title: str = "input"
-    """What stands above `shown`: `input`, and what is marked in it."""
+    """The title above `shown`: `input`, and what is marked in it."""
     weights_note: str = ""
-    """` (random weights)` where they are."""
+    """` (random weights)` if they are random; else empty."""
     error: FeatvizError | None = None
 
     @property
     def prediction(self) -> tuple[ClassScore, ...]:
-        """The likeliest classes, where the model is a classifier."""
+        """The likeliest classes; empty if the model is no classifier."""
         return self.outcome.prediction
 
     @property
@@ -202,30 +201,28 @@ class ImageCam:
 def cam(
     model: ModelOptions | LoadedModel, images: Sequence[str], options: CamOptions
 ) -> Iterator[ImageCam]:
-    """Draw class activation maps over images, and yield each image when its picture is
-    written.
-
-    What goes wrong with one image is in its result.
+    """Draw class activation maps over images, and yield the result of each image when its
+    picture is written. If an image fails, its result has the error.
 
     Args:
         images: as for `run`.
         options: without `out` nothing is written, and results have no path.
 
     Raises:
-        FeatvizError: a bad option, no such model, layer or image, or no layer with
-            places: then nothing was written. Or a picture cannot be written.
+        FeatvizError: before anything is written: a bad option, no such model, layer or
+            image, or no layer with places. Later: a picture cannot be written.
     """
     run = _run_options(options)
     is_attention = options.method in ATTENTION_MAPS
     chooses_layers = options.layers is None and not is_attention
-    # Files are checked twice: before the model is loaded by the images that were named,
-    # so that a mistake costs no time, and then by the samples that the model takes,
-    # which may be clips.
+    # Files are checked twice. First with the images that were named, before the model is
+    # loaded, so that a mistake costs no time. Then with the samples that the model takes: a
+    # clip is one sample of several images.
     samples = find_images(images, run)
     if options.out is not None:
         _check_out(options, model, samples, options.out)
     if chooses_layers:
-        # `default_layers` chooses among all: the stages of the model are not looked for
+        # `default_layers` chooses among all layers, so the stages need not be found
         prepared = prepare(model, samples, structs.replace(run, layers="*"))
     else:
         prepared = prepare(model, samples, run)
@@ -252,25 +249,30 @@ def cam(
         explain = partial(_explain, prepared, show, cmap, options.channels)
 
         def explained(samples: Sequence[Sample]) -> Iterator[ImageCam]:
-            """Yield each image's result, when its picture is written if it has a file."""
+            """Yield the result of each image, after its picture was written if `files` has
+            a path for it."""
             for job in visit(samples, read, explain):
                 result = job.result
                 if result is None:
                     name = job.sample.name
                     yield ImageCam(name, options.method, error=job.error)
                 elif job.sample.name in files:
-                    yield _written(result, files[job.sample.name], cmap)
+                    yield _write_picture(result, files[job.sample.name], cmap)
                 else:
                     yield result
 
-        yield from _warned(_divided(prepared, options, explained), options.channels)
+        yield from _warn_at_end(
+            _share_among_workers(prepared, options, explained), options.channels
+        )
 
 
-def _warned(results: Iterable[ImageCam], channels: str | None) -> Iterator[ImageCam]:
-    """Yield the results, and then warn of channels that layers lack.
+def _warn_at_end(
+    results: Iterable[ImageCam], channels: str | None
+) -> Iterator[ImageCam]:
+    """Yield the results, and then warn of chosen channels that no layer has.
 
     Args:
-        channels: as --channels takes it.
+        channels: the text of --channels; None if it was not given.
     """
     present: dict[str, range] = {}
     for result in results:
@@ -279,15 +281,19 @@ def _warned(results: Iterable[ImageCam], channels: str | None) -> Iterator[Image
     warn_of_lacking(channels, present)
 
 
-def _divided(
+def _share_among_workers(
     prepared: Prepared,
     options: CamOptions,
     explained: Callable[[Sequence[Sample]], Iterator[ImageCam]],
 ) -> Iterator[ImageCam]:
-    """Explain the images in this process, or side by side in worker processes.
+    """Explain the images in this process, or divide them among worker processes.
 
     Args:
         explained: makes the result of each sample, while the model is watched.
+
+    Raises:
+        KeyboardInterrupt: the user has asked to stop, and the workers have finished their
+            images.
     """
     samples = prepared.samples
     count = workers.worker_count(
@@ -304,7 +310,7 @@ def _divided(
     def lost(number: int, error: workers.WorkerDiedError) -> ImageCam:
         return ImageCam(samples[number].name, options.method, error=error)
 
-    # Workers end the image that they have: one that is killed leaves half a file.
+    # Workers finish their image before they stop: a killed one would leave half a file.
     with stop_requests() as stop:
         first = explained(samples[:1])
         yield from workers.side_by_side(first, len(samples), work, count, stop, lost)
@@ -313,7 +319,8 @@ def _divided(
 
 
 def _run_options(options: CamOptions) -> RunOptions:
-    """The options of a run that captures what the maps are made of."""
+    """The options of a run that captures the outputs and gradients of which the maps are
+    made."""
     is_attention = options.method in ATTENTION_MAPS
     return RunOptions(
         layers=options.layers,
@@ -336,15 +343,15 @@ def _check_out(
     samples: Sequence[Sample],
     out: Path,
 ) -> None:
-    """Refuse files for the pictures that are something else: a file that is no PNG, the
-    model, an image, or a picture that `cam` did not make.
+    """Refuse to write a picture over something else: a file that is no PNG, the model, an
+    image, or a picture that `cam` did not make.
 
     Args:
         samples: the images as they were named, before clips are made of them.
         out: as for `picture_files`.
 
     Raises:
-        UsageError: `out` is such a file, or holds one.
+        UsageError: such a file is in the way.
     """
     files = picture_files(samples, out, options.target)
     if out.exists() and not out.is_dir() and out not in files.values():
@@ -356,15 +363,15 @@ def _check_out(
 def picture_files(
     samples: Sequence[Sample], out: Path, target: str | None
 ) -> dict[str, Path]:
-    """The file of each image's picture, by the image's name.
+    """The path of each image's picture, by the image's name.
 
-    It is called by the image's name without the ending, where no other image has it,
-    and by the target, so that maps for several targets can lie in one folder:
-    `cam-cat-class3.png`.
+    The name of the file has the name of the image, without its ending if no other image has
+    that name. It also has the target, so that maps for several targets can lie in one
+    folder: `cam-cat-class3.png`.
 
     Args:
-        out: a folder; or a file, which is that of all images.
-        target: as it was given; None adds nothing.
+        out: a folder; or a picture file, which is then the path for all images.
+        target: as it was given; None adds nothing to the name.
     """
     if out.suffix.lower() in (".jpeg", *SUFFIXES) and not out.is_dir():
         return {sample.name: out for sample in samples}
@@ -383,12 +390,12 @@ def picture_files(
     return files
 
 
-def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
-    """Write the picture of an image, and return the result with its path.
+def _write_picture(result: ImageCam, path: Path, cmap: str) -> ImageCam:
+    """Write the picture of an image, and return the result with the path of the picture.
 
     Args:
-        result: of an image that was read.
-        cmap: the colormap in which its maps were drawn, for the colour bars.
+        result: the result of an image that did not fail.
+        cmap: the colormap in which the maps were drawn, for the colour bars.
     """
     assert result.shown is not None, "only images that failed have none"
     method = REDUCTIONS[result.method]
@@ -416,7 +423,7 @@ class _Evidence(NamedTuple):
 
     site: CaptureSite
     maps: Maps
-    """One channel, [1, S, H, W]."""
+    """One channel, [1, S, H, W], of S slices."""
     channels: int = 0
     """How many channels the layer's output has."""
 
@@ -441,8 +448,8 @@ def _explain(
 
     Args:
         show: runs the model, with its hooks in place.
-        cmap: a colormap by its name, not `auto`.
-        channels: as --channels takes it: these alone make the maps; None for all.
+        cmap: the name of a colormap, not `auto`.
+        channels: the text of --channels: only these channels make the maps; None for all.
         images: exactly one, which was read.
 
     Raises:
@@ -451,9 +458,9 @@ def _explain(
     image = images[0].input
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
-    # before the model may change it in place
+    # before the pass, in which the model may change its input in place
     shown = to_pixels(image.preprocess.shown(image.args)[0])
-    explanation = _shown_to_model(prepared, show, image, channels)
+    explanation = _make_evidence(prepared, show, image, channels)
     outcome = explanation.outcome
     maps, maximum = _draw_evidence(prepared, explanation, image, cmap)
     return ImageCam(
@@ -461,13 +468,14 @@ def _explain(
         method=method,
         target=outcome.target_title,
         target_probability=target_probability(prepared.options.passes.target, outcome),
-        # masks of regions are drawn by now, and would go from worker processes to this one
+        # Masks of regions are drawn by now. They would only make the result larger, which a
+        # worker process sends to this one.
         outcome=replace(outcome, regions=None, focus=None),
         maps=tuple(maps),
         maximum=maximum,
         detections=image.in_file(outcome.detections),
         skipped=tuple(explanation.skipped),
-        shown=_marked(shown, outcome.focus),
+        shown=_with_marks(shown, outcome.focus),
         shown_title=_shown_title(outcome),
         weights_note=prepared.model.weights_note,
     )
@@ -476,45 +484,46 @@ def _explain(
 def _draw_evidence(
     prepared: Prepared, explanation: _Explanation, image: ModelInput, cmap: str
 ) -> tuple[list[LayerCam], LayerCam | None]:
-    """Draw the map of each layer, over the image.
+    """Draw the map of each layer over the image.
 
     Args:
         explanation: has at least one map.
-        cmap: as of `_explain`.
+        cmap: as in `_explain`.
 
     Returns:
-        The maps; and for a box of a detector the maximum over the levels of its head,
-        None for other targets, one level, and layers that the user named.
+        The maps, and the maximum over the levels of a detector's head. The maximum is None
+        if the target is no box, if there is only one level, or if the user named layers.
     """
     evidence, outcome, _ = explanation
     method = str(prepared.options.draw.reduce)
-    # A class activation map is one channel, of which `max` makes the one large tile,
+    # With `max` the one channel of a class activation map is drawn as one large tile,
     # without marks.
     options = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
-    drawn = partial(_drawn, image=image, options=options, outcome=outcome)
+    drawn = partial(_draw_over_input, image=image, options=options, outcome=outcome)
     scale = normalize.parse_scale("auto", reduce=method)
     has_levels = prepared.options.layers is None and len(evidence) > 1
     maximum = None
     if has_levels and isinstance(outcome.focus, Detection):
-        # a box is found at one level of the head: the others are dark in its scale
+        # A box is found at one level of the head. On the common scale the maps of the other
+        # levels are dark.
         scale = _common_scale(evidence, signed=method in SIGNED)
         maximum = replace(
-            drawn(_maximum(evidence, image.args[0].shape[-2:]), scale=scale),
+            drawn(_maximum_of_levels(evidence, image.args[0].shape[-2:]), scale=scale),
             title=f"maximum of {len(evidence)} levels",
         )
     return [drawn(level, scale=scale) for level in evidence], maximum
 
 
-def _shown_to_model(
+def _make_evidence(
     prepared: Prepared, show: Show, image: ModelInput, channels: str | None
 ) -> _Explanation:
     """Show an image to the model, and make a map of each layer's output and gradient.
 
     Args:
-        channels: which channels make the maps; None for all.
+        channels: the text of --channels: only these channels make the maps; None for all.
 
     Raises:
-        UsageError: there is no map; the message has the reasons.
+        UsageError: no layer gives a map; the message has the reasons.
     """
     method = str(prepared.options.draw.reduce)
     hints = prepared.hints(image.args)
@@ -522,15 +531,18 @@ def _shown_to_model(
 
     def take(site: CaptureSite, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks: make the map of a layer's output and its gradient.
-        LayoutError where the output has no places or none of the channels, or where the
-        gradient is zero."""
+
+        Raises:
+            LayoutError: the output has no places or none of the channels, or the gradient
+                is zero.
+        """
         at_site = hints.of_tensor(site, tensor)
         output = layout.to_maps(tensor, at_site)[""]
         slopes = layout.to_maps(gradient, at_site)[""]
         count = len(output.data)
         if channels is not None:
             means = statistics(output.data)[:, MEAN]
-            # the frame that padding makes varies more than a flat map
+            # without the border that padding makes, which may vary more than the map
             deviations = inner_deviations(output.data, at_site.border)
             chosen = choose_channels(channels, range(count), means, deviations)
             output = Maps(output.layout, output.data[chosen])
@@ -539,11 +551,13 @@ def _shown_to_model(
         evidence.append(_Evidence(site, Maps(output.layout, values), count))
 
     outcome, recorder = show(image.args, hints, take)
-    if method not in ATTENTION_MAPS:  # which are made of outputs alone
-        evidence.reverse()  # gradients come from the last layer to the first
+    # Gradients come from the last layer to the first. Attention maps need no gradients,
+    # and come in the order of the layers.
+    if method not in ATTENTION_MAPS:
+        evidence.reverse()
     if evidence:
         return _Explanation(evidence, outcome, recorder.skipped)
-    # one reason for each layer: the last one of its calls, of output or gradient
+    # one reason for each layer, the last one of its outputs and gradients
     skipped = {quoted(skip.label): skip.reason for skip in recorder.skipped}
     never_ran = [quoted(layer.label) for layer in recorder.never_ran]
     hint = "--layers names another one; `featviz layers MODEL` lists all"
@@ -551,29 +565,29 @@ def _shown_to_model(
         hint = "--method gradcam needs no attention"
     elif channels is not None:
         hint = "take other --channels, or other --layers"
-    # torchvision's heads of transformers begin with zeros
+    # the heads of torchvision's transformers are zero until they are trained
     elif prepared.model.weights_note:
         hint = "load trained weights: random ones may let no gradient through"
-    elif prepared.options.layers is not None:  # the user has named some
+    elif prepared.options.layers is not None:
         hint = "leave --layers out for the last layer that has a map"
     reasons = "; ".join(gaps(skipped, never_ran))
     raise UsageError(f"there is no class activation map; {reasons}", hint)
 
 
-def _drawn(
+def _draw_over_input(
     evidence: _Evidence,
     image: ModelInput,
     options: DrawOptions,
     scale: Scale,
     outcome: Outcome,
 ) -> LayerCam:
-    """A map over what the model saw, with the box or the edge of the region that it
-    explains.
+    """Draw a map over what the model saw. The box or the edge of the region that the map
+    explains is marked, except in clips.
 
     Args:
         evidence: the map, in the resolution of its layer.
         scale: how the map's values become levels.
-        outcome: its `focus` is marked, but not in clips.
+        outcome: its `focus` is the box or the region.
     """
     picture = draw_maps(evidence.maps, options, scale)
     over = lay_over(picture, image.background(), options, image.window)
@@ -581,19 +595,20 @@ def _drawn(
     values = evidence.maps.data[0].cpu().numpy()
     if len(values) == 1:  # no clip
         values = values[0]
-        pixels = _marked(pixels, _in_window(outcome.focus, image))
+        pixels = _with_marks(pixels, _in_window(outcome.focus, image))
     return LayerCam(
         site=evidence.site,
         values=values,
         picture=pixels,
-        # maps of zeros have no limits
+        # a map of zeros has no limits
         limits=picture.limits.shared or (0.0, 0.0),
         channels=evidence.channels,
     )
 
 
 def _shown_title(outcome: Outcome) -> str:
-    """What stands above the input; a box has its name beside it."""
+    """The title above the input. It names a region whose edge is marked; the name of a box
+    stands beside the box."""
     if outcome.focus is None or isinstance(outcome.focus, Detection):
         return "input"
     return f"input, with the edge of {outcome.target_title}"
@@ -602,8 +617,8 @@ def _shown_title(outcome: Outcome) -> str:
 def _in_window(
     focus: Detection | Integers | None, image: ModelInput
 ) -> Detection | Integers | None:
-    """A box or the mask of a region of an input, as it lies in the input without its
-    padding."""
+    """Move a box, or cut the mask of a region, from the whole input to the part of it that
+    is not padding (`image.window`)."""
     window = image.window
     if focus is None or window is None:
         return focus
@@ -622,8 +637,8 @@ def _in_window(
     return focus[round(down * window.top) : bottom, round(across * window.left) : right]
 
 
-def _marked(pixels: Bytes, focus: Detection | Integers | None) -> Bytes:
-    """A picture with a box, or the edge of a region.
+def _with_marks(pixels: Bytes, focus: Detection | Integers | None) -> Bytes:
+    """The picture with a box, or with the edge of a region, drawn into it.
 
     Args:
         pixels: uint8 [H, W, C].
@@ -640,11 +655,11 @@ def _marked(pixels: Bytes, focus: Detection | Integers | None) -> Bytes:
 
 
 def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
-    """One scale for the maps of all levels of a head, from zero to the greatest value.
+    """One scale for the maps of all levels of a head. It ends at the greatest magnitude.
 
     Args:
-        signed: whether 0 stands in the middle, for evidence for and against. Without it
-            no value is below zero.
+        signed: whether the maps have evidence for and against the target. If so, the scale
+            has 0 in the middle; if not, no value is below 0, and the scale begins at 0.
     """
     high = max(float(level.maps.data.abs().max()) for level in evidence)
     # maps of zeros have no range to draw
@@ -653,12 +668,12 @@ def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
     return Scale("range", (-high if signed else 0.0, high))
 
 
-def _maximum(evidence: Sequence[_Evidence], size: Sequence[int]) -> _Evidence:
-    """A map with the largest value of all levels at each pixel of the input, under the
-    name of the last level.
+def _maximum_of_levels(evidence: Sequence[_Evidence], size: Sequence[int]) -> _Evidence:
+    """A map in the size of the input, with the largest value of all levels at each pixel.
+    The result has the capture site of the last level.
 
     Args:
-        evidence: at least one, each in its own resolution.
+        evidence: the maps of the levels, at least one, each in its own resolution.
         size: height and width of the input.
     """
     enlarged = []
@@ -670,11 +685,11 @@ def _maximum(evidence: Sequence[_Evidence], size: Sequence[int]) -> _Evidence:
 
 
 def target_probability(target: str | None, outcome: Outcome) -> float | None:
-    """The probability of the target's class; None where the target is not a class of a
+    """The probability of the target's class; None if the target is not a class of a
     classifier.
 
-    Under a softmax the probabilities of two classes are in the ratio of exp(score), and
-    of the likeliest class both numbers are known."""
+    Under a softmax, the ratio of two probabilities is exp of the difference of the scores.
+    Of the likeliest class both probability and score are known."""
     parsed = targets.parse(target)
     is_class = (
         parsed.kind in ("top1", "class") and not parsed.keys and parsed.layer is None

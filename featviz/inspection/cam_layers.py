@@ -1,4 +1,4 @@
-"""Which layers `cam` takes by itself: they are found by a pass before the first image."""
+"""Which layers `cam` takes without --layers: a pass before the first image finds them."""
 
 from __future__ import annotations
 
@@ -24,65 +24,71 @@ from featviz.run.stages import ADDS_NOTHING
 
 
 def default_layers(prepared: Prepared) -> list[Layer]:
-    """The layers that explain a target, which are found by a pass forward and back.
+    """The layers whose maps explain the target, found by a pass forward and back.
 
-    Of a detector they are those whose maps enter its head, as its family names them. Of
-    a segmentation it is the last map before the scores of classes, which would show
-    themselves, and of a model of no library (a U-Net) also the last map of the lowest
-    resolution. Of other models it is the last map."""
+    For a detector: the layers whose maps enter its head, as its family names them. For a
+    segmentation: the layer with the last map before the scores of classes (maps of the
+    scores would only show the answer), and if the model is of no library (a U-Net), the
+    last layer of the lowest resolution, too. For other models: the layer with the last
+    map.
+
+    Raises:
+        UsageError: no layer gives maps of the image.
+    """
     model = prepared.model
     layers = list_layers(model.module)
-    seen = _maps_seen(prepared, layers)
+    seen = _find_maps(prepared, layers)
     reading = seen.reading
     if reading is None or prepared.plan.target.layer is not None:
         return [seen.last()]
-    of_family = _named(layers, reading.family.layers(model.module))
+    of_family = _layers_named(layers, reading.family.layers(model.module))
     if of_family:
         return of_family
-    # layers that give the scores stand at the end, and are none of the maps before them
+    # leave out the layers at the end that give the scores of classes
     while len(seen.ran) > 1 and seen.channels[seen.ran[-1]] == reading.score_channels:
         seen.ran.pop()
     last = seen.last()
     if not reading.family.has_bottleneck:
         return [last]
-    # the last of the smallest maps: min takes the first of several
+    # `min` takes the first of several minima, so in reversed order the last layer
     bottleneck = min(reversed(seen.ran), key=lambda layer: seen.sizes[layer])
     return [last] if bottleneck == last else [bottleneck, last]
 
 
-def _named(layers: Sequence[Layer], names: Sequence[str]) -> list[Layer]:
-    """The layers that have one of these names as their first or a further one."""
+def _layers_named(layers: Sequence[Layer], names: Sequence[str]) -> list[Layer]:
+    """The layers that have one of these names, as their name or as an alias."""
     return [
         layer for layer in layers if not {layer.name, *layer.aliases}.isdisjoint(names)
     ]
 
 
-def _maps_seen(prepared: Prepared, layers: Sequence[Layer]) -> _MapsSeen:
-    """Show zeros to the model, or noise where no gradient passes at zeros."""
-    seen = _seen(prepared, layers, prepared.blank)
+def _find_maps(prepared: Prepared, layers: Sequence[Layer]) -> _MapsSeen:
+    """Show zeros to the model, and if no gradient reaches a layer, noise."""
+    seen = _show_without_image(prepared, layers, prepared.blank)
     if seen.reached:
         return seen
-    # With biases of zero, zeros stay zeros, at which a ReLU lets no gradient pass (YOLOS
-    # as it is initialised).
+    # If all biases are zero (as in a new YOLOS), zeros stay zeros, and a ReLU at zero lets
+    # no gradient pass.
     noise = torch.Generator().manual_seed(0)
     args = [_noise(arg, noise) for arg in prepared.blank]
-    return _seen(prepared, layers, args)
+    return _show_without_image(prepared, layers, args)
 
 
 def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise of a tensor's shape and type; indices and masks stay as they are."""
+    """Noise of a tensor's shape and type. A tensor that is not of floats (indices, a mask)
+    is returned as it is."""
     if not like.is_floating_point():
         return like
     return torch.randn(like.shape, generator=generator).to(like.dtype)
 
 
-def _seen(
+def _show_without_image(
     prepared: Prepared, layers: Sequence[Layer], args: Sequence[Tensor]
 ) -> _MapsSeen:
     """Show an input without an image to the model, and go back from the target.
 
     Args:
-        layers: all of the model.
+        layers: all layers of the model.
         args: the model's arguments: zeros, or noise.
     """
     model = prepared.model
@@ -91,13 +97,13 @@ def _seen(
     seen = _MapsSeen(book)
     useful = []
     for layer in layers:
-        # index 0 is the model itself, whose output is the answer and no evidence for it
+        # index 0 is the model itself, whose output is the answer, not evidence for it
         if layer.index and not ADDS_NOTHING.intersection(layer.classes):
             useful.append(layer)
     with (
         in_eval_mode(model.module, gradients=True),
         passes.watched(model, prepared.plan, useful) as hooks,
-        suppress(NothingFoundError),  # there is no object
+        suppress(NothingFoundError),  # a detector finds no object in this input
     ):
         hooks.show(args, book, seen.take)
     seen.reading = hooks.reading
@@ -106,22 +112,22 @@ def _seen(
 
 @dataclass
 class _MapsSeen:
-    """The layers that give maps with several places, in the order in which they ran."""
+    """The layers that give maps with several places."""
 
     book: HintBook
     ran: list[Layer] = field(default_factory=list)
-    """Each as often as it ran."""
+    """In the order in which they ran, each as often as it ran."""
     reached: set[Layer] = field(default_factory=set)
-    """Those whose gradient is not zero at every place."""
+    """The layers with a gradient that is not zero everywhere."""
     sizes: dict[Layer, tuple[int, int]] = field(default_factory=dict)
     """Height and width of their maps."""
     channels: dict[Layer, int] = field(default_factory=dict)
     reading: Reading | None = None
-    """What the model answered, where it is of a family of its own."""
+    """What the model answered; None if the model is of no family of `gradients.families`."""
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks: note from an output that its layer gives maps, and from a
-        gradient that the target depends on them."""
+        """The sink of the hooks. An output tells that its layer gives maps; a gradient tells
+        that the target depends on them."""
         hints = self.book.of_tensor(site, tensor)
         size = layout.map_size(list(tensor.shape), hints)
         if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
@@ -134,13 +140,12 @@ class _MapsSeen:
             self.reached.add(site.layer)
 
     def last(self) -> Layer:
-        """The layer that explains the target best: one on which the target depends, outside
-        of attentions, that runs once; of several the last. What no layer fulfils is
-        waived, the last condition first.
+        """The layer that explains the target best: the last one on which the target depends,
+        that is outside of attentions, and that runs once. If no layer fulfils all three
+        conditions, the last condition is dropped, then the one before it.
 
-        Behind the last attention of a vision transformer that reads its class token,
-        the target depends on no other token, so its last layer is one before that
-        attention.
+        In a vision transformer that reads its class token, the target depends on no other
+        token after the last attention. So the result is a layer before that attention.
 
         Raises:
             UsageError: no layer gives maps of the image.
@@ -155,14 +160,14 @@ class _MapsSeen:
         return layer
 
     def _merits(self, numbered: tuple[int, Layer]) -> tuple[bool, int, int]:
-        """What makes a layer better than another, the weightiest first.
+        """A key by which the best layer is the greatest.
 
         Args:
-            numbered: its place in `ran`, and the layer.
+            numbered: the position of the layer in `ran`, and the layer.
         """
         number, layer = numbered
         is_outside = not self.book.of_layer(layer).in_attention
         runs_once = is_outside and self.ran.count(layer) == 1
-        # The target has no gradient at a layer that it does not depend on, such as the
-        # head of another task: its map would be black.
+        # The gradient is zero at a layer on which the target does not depend, such as the
+        # head of another task. The map of that layer would be black.
         return layer in self.reached, is_outside + runs_once, number

@@ -1,9 +1,9 @@
 """The story of `field`: images go through a model, and the gradient of each layer's
 middle unit at every pixel shows how far the layer looks.
 
-Its size, averaged over images, is the effective receptive field (Luo, Li, Urtasun and
-Zemel, arXiv 1701.04128). It fades from the middle outwards, and is much smaller than
-the theoretical field, which counts every pixel that has a path to the unit."""
+The magnitude of the gradient, averaged over images, is the effective receptive field (Luo,
+Li, Urtasun and Zemel, arXiv 1701.04128). It fades from the middle outwards, and is much
+smaller than the theoretical field, which has every pixel with a path to the unit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from featviz.errors import FeatvizError, LayoutError, UsageError
 from featviz.hooks.capture import forward, leaves
 from featviz.hooks.eval_mode import in_eval_mode, kept_attributes
 from featviz.hooks.functions import unwatched, watch_calls
-from featviz.inspection.field_picture import FieldTile, drawn_field, drawn_fields
+from featviz.inspection.field_picture import FieldTile, draw_field, draw_fields
 from featviz.inspection.look import check_files, in_file_name, model_name
 from featviz.layout import to_maps
 from featviz.layout.layouts import LAYOUTS
@@ -58,8 +58,8 @@ from featviz.text import (
 )
 
 SHARES = (0.2, 0.3, 0.5, 0.99)
-"""Shares of a field, whose squares are measured: those that Ding et al. report (RepLKNet,
-arXiv 2203.06717, table 8)."""
+"""Shares of the sum of a field; for each, the smallest square that holds it is measured.
+They are the shares that Ding et al. report (RepLKNet, arXiv 2203.06717, table 8)."""
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,25 @@ class LayerField:
     """float64 [H, W] of the input: the gradient of the sum of the unit's channels at each
     pixel, as absolute values, summed over the colours; the mean over images."""
     theoretical: PixelBox | None
-    """What the unit can see; None where a function on the way cannot be followed, and
-    where the unit sees nothing but padding."""
+    """What the unit can see; None if a function on the way cannot be followed, or if the
+    unit sees only padding."""
 
     @property
     def title(self) -> str:
-        """`layer4`, `relu.call1`; the class of the model itself."""
+        """`layer4`, `relu.call1`; for the model itself its class."""
         address = CaptureKey(self.layer, "output", self.call, self.key)
         return (self.layer or self.type) + address.suffix
 
     @property
     def sides(self) -> dict[float, int]:
-        """The side in pixels of the smallest square that holds each share of all
-        values, by the share."""
+        """By share: the side in pixels of the smallest square that holds this share of all
+        values."""
         return {share: square_side(self.values, share) for share in SHARES}
 
     @property
     def image(self) -> Image.Image:
         """The field on a logarithmic scale, with the theoretical one as a frame."""
-        return Image.fromarray(drawn_field(self.values, self.theoretical, "magma"))
+        return Image.fromarray(draw_field(self.values, self.theoretical, "magma"))
 
     @property
     def tensor(self) -> Tensor:
@@ -105,7 +105,7 @@ class LayerField:
         return torch.from_numpy(self.values.copy())
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: all but the values."""
+        """The field for programs, without its values."""
         row = dict(vars(self))
         del row["values"]
         row["theoretical"] = self.theoretical and self.theoretical._asdict()
@@ -120,16 +120,17 @@ class FieldResult:
     layers: tuple[LayerField, ...]
     """Model by model, in the order in which the layers ran."""
     images: int
-    """How many images the fields are the mean of."""
+    """How many images the fields are the mean of; if this differs between models, the
+    smallest number."""
     failures: Mapping[str, str]
-    """Why images failed, by their names."""
+    """By name of the image: why it failed."""
     skipped: tuple[Skip, ...]
     path: Path | None = None
     cmap: str = "magma"
     """The colormap of the picture."""
     weights_notes: Mapping[str, str] = field(default_factory=dict)
-    """What the picture says of a model's weights, by the model's name; of two models of
-    one file name, that of the last one."""
+    """By name of the model: what the picture says of its weights. Of two models with one
+    name, the last one counts."""
 
     @property
     def image(self) -> Image.Image:
@@ -144,14 +145,14 @@ class FieldResult:
                 sides=layer.sides,
             )
             tiles.append(tile)
-        return Image.fromarray(drawn_fields(tiles, self.images, self.cmap))
+        return Image.fromarray(draw_fields(tiles, self.images, self.cmap))
 
     def __repr__(self) -> str:
         names = listed([layer.title for layer in self.layers], 3)
         return f"<FieldResult of {counted(self.images, 'image')}: {names}>"
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: all but the values."""
+        """The result for programs, without the values of the fields."""
         return {
             "file": None if self.path is None else str(self.path),
             "images": self.images,
@@ -167,14 +168,14 @@ def measure_fields(
     """Measure the effective receptive fields of layers, and draw them in one picture.
 
     Args:
-        images: as for `run`. All are measured in the input size of the first one; an
-            image whose input has another size fails (see `failures`), the others go on.
+        images: as for `run`. An image whose input does not have the size of the first one
+            fails, and is in `failures`; the others are measured.
         options: `also` names further models, which are measured on the same images;
             without `out` nothing is written.
 
     Raises:
-        FeatvizError: no such model, layer or image; `out` is there already, without
-            `overwrite`; no layer has places of the image, or no image went through.
+        FeatvizError: no such model, layer or image; `out` exists already, and `overwrite`
+            is not set; no layer has a receptive field; or all images failed.
     """
     run = RunOptions(
         layers=options.layers,
@@ -190,14 +191,13 @@ def measure_fields(
         prepared = prepare(source, samples, run)
         name = model_name(source)
         weights_notes[name] = prepared.model.weights_note
-        results.append(_measured(prepared, name))
-    # the same file may fit one model, and fail in another: the first reason counts
+        results.append(_measure_model(prepared, name))
+    # an image may fail in several models: the reason of the first one is kept
     failures: dict[str, str] = {}
     for result in reversed(results):
         failures.update(result.failures)
     result = FieldResult(
         layers=tuple(chain.from_iterable(result.layers for result in results)),
-        # the fewest images that any model's fields are the mean of
         images=min(result.images for result in results),
         failures=failures,
         skipped=tuple(chain.from_iterable(result.skipped for result in results)),
@@ -214,7 +214,8 @@ def measure_fields(
 def _with_others(
     model: ModelOptions | LoadedModel, also: Sequence[str]
 ) -> list[ModelOptions | LoadedModel]:
-    """The model and those of --also, which share its options but for its architecture."""
+    """The model and those of --also. They get the options of the model, but not its
+    architecture."""
     models = [model]
     for spec in also:
         base = model if isinstance(model, ModelOptions) else ModelOptions(spec)
@@ -265,7 +266,7 @@ def square_side(values: np.ndarray, share: float) -> int:
 
 @dataclass
 class _MiddleUnit:
-    """The unit in the middle of a layer's maps, and what its gradients sum up to."""
+    """The unit in the middle of a layer's maps, and the sum of its gradients."""
 
     unit: tuple[int, int]
     map_size: tuple[int, int]
@@ -287,9 +288,9 @@ class _Measure:
         self.reasons: dict[CaptureSite, str] = {}
         """Why a tensor has no field."""
         self.numbers: dict[CaptureSite, Tensor] = {}
-        """The sum of the channels of each middle unit, for the image under way."""
+        """The sum of the channels of each middle unit, in the current pass."""
         self.calls: Counter[str] = Counter()
-        """How many times each layer was called in the pass under way, by its name."""
+        """By name of the layer: how often it was called in the current pass."""
 
     def show(
         self,
@@ -301,6 +302,10 @@ class _Measure:
         Args:
             functions: entered around the pass, so that functions are hooked, too.
             jobs: exactly one, whose image was read.
+
+        Raises:
+            UsageError: the input cannot be measured; see `_follow`.
+            ForwardError: the model fails.
         """
         image = jobs[0].input
         assert image is not None, "images that cannot be read are not shown"
@@ -311,18 +316,23 @@ class _Measure:
         self.calls.clear()
         with kept_attributes(self.module):
             with functions:
-                # Copies: autograd refuses a model that changes a leaf in place, as one
-                # does whose first layer is an in-place ReLU.
+                # Copies, since autograd allows no in-place change of a leaf, which a model
+                # makes whose first layer is an in-place ReLU.
                 forward(self.module, [arg.clone() for arg in inputs])
             for site, number in self.numbers.items():
                 self._go_back(site, number, inputs[0])
 
     def _go_back(self, site: CaptureSite, number: Tensor, image: Tensor) -> None:
-        """Add the gradient of a middle unit's number at the image to the unit's sum, or
-        keep the reason why there is none."""
+        """Add the gradient of a middle unit's number at the image to the unit's sum. If
+        there is no usable gradient, keep the reason.
+
+        Args:
+            number: the sum of the unit's channels.
+            image: the leaf of the graph that the model's input was copied from.
+        """
         try:
-            # All units are read from one graph, which has to last. A layer that does not
-            # depend on the image has no gradient there.
+            # The graph is kept for the other units. If a unit does not depend on the image,
+            # its gradient is None.
             (gradient,) = torch.autograd.grad(
                 number, [image], retain_graph=True, allow_unused=True
             )
@@ -337,15 +347,15 @@ class _Measure:
             self.units[site].values += sizes.cpu().numpy()
 
     def _follow(self, args: Sequence[Tensor]) -> None:
-        """Follow the pixels of the first image through a pass on zeros; check the size of
-        the others.
+        """For the first image, follow its pixels through a pass on zeros. For another one,
+        check that its input has the size of the first.
 
         Args:
             args: the model's arguments, of which the first is the image.
 
         Raises:
-            UsageError: the image has no height and width, or not those of the first
-                image: gradients of two sizes have no mean.
+            UsageError: the input has no height and width, or another shape than that of the
+                first image.
         """
         shape = tuple(args[0].shape)
         if len(shape) < 4 or shape[-2:] == (1, 1):
@@ -359,7 +369,7 @@ class _Measure:
             with torch.no_grad(), book.traced(self.module, self.layers, fields=True):
                 forward(self.module, [torch.zeros_like(arg) for arg in args])
             self.book = book
-        # the mean over images is one of pixels at the same places
+        # gradients of different sizes have no mean
         elif shape != self.book.input_shape:
             size = by(shape[-2:][::-1])
             first = by(self.book.input_shape[-2:][::-1])
@@ -369,9 +379,10 @@ class _Measure:
             )
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
-        """The hook of a layer: take the number of its middle unit at once, since a
-        later operation may change its output in place."""
-        if self.book is None:  # the pass on zeros
+        """The hook of a layer. It takes the number of the middle unit at once, since a later
+        operation may change the output in place."""
+        # the pass on zeros, which makes the book
+        if self.book is None:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
@@ -382,11 +393,11 @@ class _Measure:
                     self._take(site, value, self.book)
 
     def _take(self, site: CaptureSite, tensor: Tensor, book: HintBook) -> None:
-        """Keep the sum of the channels of a tensor's middle unit, or the reason why it
-        has no field.
+        """Keep the sum of the channels of a tensor's middle unit, or the reason why the
+        tensor has no field.
 
         Args:
-            tensor: an output, still attached to the graph.
+            tensor: an output of a layer, attached to the graph of autograd.
         """
         try:
             maps = to_maps(tensor, book.of_tensor(site, tensor))[""]
@@ -406,7 +417,8 @@ class _Measure:
 
 
 def _show_all(prepared: Prepared, measure: _Measure) -> dict[str, FeatvizError]:
-    """Show all images to the model; the errors of those that failed, by their names."""
+    """Show all images to the model, and return the errors of those that failed, by name of
+    the image."""
     module = prepared.model.module
     names = {layer.name for layer in prepared.layers if layer.is_function}
     errors: dict[str, FeatvizError] = {}
@@ -421,7 +433,7 @@ def _show_all(prepared: Prepared, measure: _Measure) -> dict[str, FeatvizError]:
             module,
             measure.leave,
             layers=[layer for layer in prepared.layers if not layer.is_function],
-            # None where no function is selected: to watch them slows down every call
+            # None if no function is selected, since watching functions slows down every call
             functions=(lambda layer: layer.name in names) if names else None,
         ) as hooked_functions,
     ):
@@ -432,11 +444,11 @@ def _show_all(prepared: Prepared, measure: _Measure) -> dict[str, FeatvizError]:
     return errors
 
 
-def _measured(prepared: Prepared, model_name: str) -> FieldResult:
-    """The fields of one model's layers.
+def _measure_model(prepared: Prepared, model_name: str) -> FieldResult:
+    """Measure the fields of one model's layers.
 
     Args:
-        model_name: as the picture and messages name the model.
+        model_name: the name of the model in the picture and in messages.
 
     Raises:
         FeatvizError: all images failed; the message is that of the first one.
@@ -452,7 +464,7 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
     for site, unit in measure.units.items():
         if site in measure.reasons:
             continue
-        # a unit behind a ReLU that is 0 for all images has no gradient anywhere
+        # the gradient is zero everywhere if a ReLU gives 0 for this unit in all images
         if unit.values.any():
             mean = unit.values / seen
             fields.append(_field_at(measure, site, model_name, mean))
@@ -476,12 +488,12 @@ def _measured(prepared: Prepared, model_name: str) -> FieldResult:
 def _field_at(
     measure: _Measure, site: CaptureSite, model: str, values: np.ndarray
 ) -> LayerField:
-    """What was measured for one tensor, as a result.
+    """The result for one tensor.
 
     Args:
-        site: the capture of the tensor, of which a unit was measured.
+        site: the tensor whose middle unit was measured.
         model: the model's name.
-        values: the mean of `LayerField.values` over images, float64 [H, W] of the input.
+        values: `LayerField.values`.
     """
     assert measure.book is not None, "a layer with a field has run"
     middle = measure.units[site]

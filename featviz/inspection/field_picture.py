@@ -1,5 +1,5 @@
-"""The picture of `field`: a tile for each layer, and below them a chart of how far each
-looks.
+"""The picture of `field`: a tile for each layer, and below the tiles a chart of how far each
+layer looks.
 
     layer1              layer2
     limit 43×43         limit 99×99
@@ -12,8 +12,8 @@ looks.
     layer1    [##|==|----]  |      9    12    18    41     43
     layer2    [###|===|------]|   16    21    31    83     99
 
-The bars are squares that hold these shares of the field; the limit, a line, is the side
-of the theoretical field."""
+A bar is as long as the side of the square that holds this share of the field. A line stands
+at the limit, the side of the theoretical field."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from featviz.text import by, counted, printable
 _DECADES = 4
 """Powers of ten from the brightest colour to the darkest."""
 _PIXELS = 220
-"""Pixels of the longer side of a tile at least."""
+"""The longer side of a tile has at least this many pixels."""
 _AROUND = 8
-"""What lies around a field is shown as wide as this part of the field, on each side."""
+"""The margin around a theoretical field is the longer side of the field divided by this."""
 _COLUMNS = 5
-"""Tiles in a row at most."""
+"""A row has at most this many tiles."""
 _MARGIN = 0.3
 """Inches around the picture."""
 _TILE = 2.2
@@ -51,7 +51,7 @@ _BAR = 0.3
 _NUMBER = 0.55
 """Inches of a column of numbers beside the bars."""
 _TITLE_POINTS = 110
-"""Bold letters: a title of n fits a line of i inches at 110 · i / n points."""
+"""A title of n bold letters fits into i inches at 110 · i / n points."""
 _SOFT = (92, 100, 112)
 _LINE = (164, 38, 44)
 """The colour of the theoretical field's side."""
@@ -63,36 +63,38 @@ class FieldTile(NamedTuple):
     """A layer's field, as it is drawn."""
 
     model: str
-    """Empty for the only model, which the title names."""
+    """The model's name; empty if there is only one model, which the title names."""
     layer: str
     values: np.ndarray
     """float64 [H, W], none below zero."""
     theoretical: PixelBox | None
     sides: Mapping[float, int]
-    """Side of the square in pixels, by the share 0..1 that it holds."""
+    """By share 0..1: the side in pixels of the square that holds it."""
 
     @property
     def theoretical_side(self) -> int | None:
-        """The longer side of the theoretical field in pixels."""
+        """The longer side of the theoretical field in pixels; None if it is not known."""
         return self.theoretical and max(self.theoretical.size)
 
     @property
     def numbers(self) -> list[str]:
-        """The sides of the squares, and that of the theoretical field."""
+        """The sides of the squares, the smallest first, and the side of the theoretical
+        field, `?` if it is not known."""
         sides = map(str, sorted(self.sides.values()))
         return [*sides, str(self.theoretical_side or "?")]
 
     @property
     def caption(self) -> str:
-        """`resnet18: limit 43×43 pixels`, or of the only model `limit 43×43 pixels`."""
+        """`resnet18: limit 43×43 pixels`; without the model's name if that is empty."""
         size = "limit unknown"
         if self.theoretical is not None:
             size = f"limit {by(self.theoretical.size)} pixels"
         return f"{self.model}: {size}" if self.model else size
 
     def cut(self) -> FieldTile:
-        """The part around the theoretical field: a field of 7 pixels is a dot in an image
-        of 224."""
+        """The tile, cut to the theoretical field and a margin around it: in an image of 224
+        pixels, a field of 7 pixels would be a dot. A tile without a theoretical field is
+        returned as it is."""
         box = self.theoretical
         if box is None:
             return self
@@ -104,18 +106,19 @@ class FieldTile(NamedTuple):
         return self._replace(values=values, theoretical=moved)
 
 
-def drawn_field(values: np.ndarray, theoretical: PixelBox | None, cmap: str) -> Bytes:
-    """A field in colours, uint8 [h, w, 3], enlarged by a whole factor where it is
-    small: from the largest value down to a ten-thousandth of it.
+def draw_field(values: np.ndarray, theoretical: PixelBox | None, cmap: str) -> Bytes:
+    """Draw a field, uint8 [h, w, 3], on a logarithmic scale from its largest value down to a
+    ten-thousandth of that. A small field is enlarged by a whole factor.
 
     Args:
         values: [H, W] of the input, none below zero, and not all zero.
-        theoretical: a frame in pixels of `values`; None draws none.
+        theoretical: drawn as a frame, in pixels of `values`; None for no frame.
+        cmap: the name of a colormap, as in `draw_fields`.
     """
     share = values / values.max()
     exponents = np.log10(np.maximum(share, 10.0**-_DECADES))
     levels = np.rint(255 * (1 + exponents / _DECADES)).astype(np.uint8)
-    # a whole factor, by repetition: each pixel of a small input stays a sharp square
+    # pixels are repeated, so that each pixel of a small input stays a sharp square
     factor = ceil(_PIXELS / max(values.shape))
     pixels: Bytes = colormap.ramp(cmap)[levels].repeat(factor, 0).repeat(factor, 1)
     if theoretical is None:
@@ -125,16 +128,18 @@ def drawn_field(values: np.ndarray, theoretical: PixelBox | None, cmap: str) -> 
     return with_boxes(pixels, [(x0, y0, x1 - 1, y1 - 1)], [""])
 
 
-def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
-    """All fields and their chart, uint8 [H, W, 3].
+def draw_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
+    """Draw all fields and their chart, uint8 [H, W, 3].
 
     Args:
         tiles: at least one.
         images: how many images the fields are the mean of.
-        cmap: a name of `colormap.GREYS`, or of matplotlib's colormaps; another one is a
-            KeyError.
+        cmap: a name of `colormap.GREYS`, or of matplotlib's colormaps.
+
+    Raises:
+        KeyError: there is no such colormap.
     """
-    # as many tiles in each row: of six, three stand below three
+    # rows of equal length: six tiles make two rows of three
     rows = ceil(len(tiles) / _COLUMNS)
     columns = ceil(len(tiles) / rows)
     across = _TILE + _GAP
@@ -142,7 +147,7 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
     top = _MARGIN + _CAPTION
     grid = TileGrid(columns, _TILE, _TILE, _MARGIN, top + _CAPTION, across, down)
     chart_top = top + rows * down
-    # at least 8 inches: the title and the bars need them, beside one narrow tile too
+    # at least 8 inches, which the title and the bars need even if there is only one tile
     width = max(2 * _MARGIN + columns * across - _GAP, 8.0)
     height = chart_top + (len(tiles) + 1) * _BAR + _MARGIN
     canvas = Canvas(round(height * DPI), round(width * DPI))
@@ -161,15 +166,14 @@ def drawn_fields(tiles: Sequence[FieldTile], images: int, cmap: str) -> Bytes:
 
 
 def _draw_title(canvas: Canvas, title: str, max_width: float) -> None:
-    """Write the title at the top, in smaller letters where it is longer than `max_width`
-    inches."""
+    """Write the title at the top, in letters small enough for `max_width` inches."""
     points = min(12.0, _TITLE_POINTS * max_width / len(title))
     bold = Letters(points, INK, bold=True)
     canvas.write(title, _MARGIN, _MARGIN, bold, max_width=max_width)
 
 
 def _draw_key(canvas: Canvas, images: int, cmap: str) -> None:
-    """Draw the colour bar below the title, and say what the tiles show.
+    """Draw the colour bar below the title, and write what the tiles show.
 
     Args:
         images: how many images the fields are the mean of.
@@ -184,27 +188,28 @@ def _draw_key(canvas: Canvas, images: int, cmap: str) -> None:
 
 
 def _draw_tile(canvas: Canvas, tile: FieldTile, cell: Cell, cmap: str) -> None:
-    """Draw the field of a layer from the upper left corner of a cell on, and above it the
-    names of layer and model."""
+    """Draw the field of a layer, with its upper left corner in that of a cell, and above it
+    the layer's name and the caption."""
     bold = Letters(9, INK, bold=True)
     soft = Letters(8, _SOFT)
     canvas.write(tile.layer, cell.left, cell.top - 0.28, bold, max_width=cell.width)
     canvas.write(tile.caption, cell.left, cell.top - 0.1, soft, max_width=cell.width)
     tile = tile.cut()
-    pixels = drawn_field(tile.values, tile.theoretical, cmap)
+    pixels = draw_field(tile.values, tile.theoretical, cmap)
     scale = _TILE / max(pixels.shape[:2])
     size = Cell(cell.left, cell.top, pixels.shape[1] * scale, pixels.shape[0] * scale)
     canvas.paste(pixels, size, smooth=max(pixels.shape) > _PIXELS)
 
 
 def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None:
-    """Draw for each layer the sides of the squares, one bar over the other.
+    """Draw a line for each layer: its name, the sides of its squares as bars that lie over
+    each other, and as numbers.
 
     Args:
         tiles: at least one, all with the same shares.
-        chart: the rectangle of a line of headings and of all bars.
+        chart: the rectangle of the headings and of all bars.
     """
-    # names in a file need not be UTF-8, which matplotlib takes alone
+    # a name in a file need not be UTF-8, but matplotlib takes only that
     names = [printable(f"{tile.model} {tile.layer}").lstrip() for tile in tiles]
     letters = Letters(8, INK)
     column = min(max(canvas.width(name, letters) for name in names), chart.width / 3)
@@ -223,8 +228,8 @@ def _draw_chart(canvas: Canvas, tiles: Sequence[FieldTile], chart: Cell) -> None
 
 
 def _draw_headings(canvas: Canvas, shares: Collection[float], chart: Cell) -> None:
-    """Draw the first line of the chart: what the numbers are, and above each column its
-    share with the colour of its bars."""
+    """Draw the first line of the chart: what the numbers mean, and above each column of
+    numbers its share and the colour of its bars."""
     y = chart.top + 0.5 * _BAR
     right = chart.left + chart.width
     note = "pixels across the square with this share of the influence; limit: in theory"
@@ -239,7 +244,12 @@ def _draw_headings(canvas: Canvas, shares: Collection[float], chart: Cell) -> No
 def _draw_numbers(
     canvas: Canvas, numbers: Sequence[str], right: float, y: float
 ) -> None:
-    """Write numbers in columns, the last of which ends at `right`; all in inches."""
+    """Write numbers in columns.
+
+    Args:
+        right: the right end of the last column, in inches.
+        y: the middle of the line, in inches.
+    """
     for position, number in enumerate(reversed(numbers)):
         canvas.write(number, right - position * _NUMBER, y, Letters(8, INK), "left")
 
@@ -250,10 +260,10 @@ def _draw_bars(
     """Draw the bars of one layer, and the line of its theoretical field.
 
     Args:
-        zero: inches from the left at which a square of no pixels would end.
-        y: inches from the top of the middle of the bars.
+        zero: where the bars begin, in inches from the left.
+        y: the middle of the bars, in inches from the top.
     """
-    # the largest first: smaller squares lie over it, in darker shades
+    # the largest bar first: the smaller ones are drawn over it, in darker shades
     by_size = sorted(tile.sides.values(), reverse=True)
     for pixels, shade in zip(by_size, _SHADES, strict=True):
         bar = Cell(zero, y - _BAR / 3, pixels * inches_per_pixel, _BAR * 2 / 3)

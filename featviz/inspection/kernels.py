@@ -44,33 +44,34 @@ PAGE_FILE = "kernels.png"
 _COLUMNS = 8
 """Kernels of each layer on the page."""
 NO_IMAGE = InputOptions(input_channels=1)
-"""Kernels need no input; with this, none is guessed from the first convolution."""
+"""Input options for a model that is never run: with a number of channels, `load_model` does
+not look for it in the first convolution."""
 _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
-"""Options of drawing that mean nothing for kernels."""
+"""Options of drawing that do not apply to kernels."""
 
 
 def draw_kernels(
     model: ModelOptions | LoadedModel, options: KernelOptions
 ) -> tuple[dict[str, Any], list[Skip]]:
-    """Draw a model's kernels, one picture for each layer, into a folder like a run's
-    image.
+    """Draw a model's kernels, one picture for each layer. The folder looks like a run
+    directory with one image.
 
     Args:
         options: `layers` may name any layer; without it, all convolutions are drawn.
 
     Returns:
-        What `--json` prints, and what could not be drawn.
+        What `--json` prints, and the layers that could not be drawn.
 
     Raises:
-        FeatvizError: no such model or layer, no layer with kernels, or a folder that
-            may not be replaced.
+        FeatvizError: no such model or layer, no layer with kernels, or `options.out` is a
+            folder that may not be replaced.
     """
     check_drawing(options.draw, options.tensorboard)
     check_apart(options.out, "--out", files_read(model))
-    # As for a run: into a hidden folder, which gets its name when all is written.
+    # As for a run, a hidden folder is written, and gets its name when all is in it.
     with replacing(options.out, RUN, options.overwrite) as folder:
         loaded = load_model(model, NO_IMAGE)
-        # in training mode, to read a weight under spectral norm changes its buffers
+        # in training mode, reading a weight under spectral norm would change its buffers
         with in_eval_mode(loaded.module):
             filters, skipped = _read(loaded, options.layers)
         run = RunDirectory(folder)
@@ -92,10 +93,10 @@ def draw_kernels(
 def _record(
     loaded: LoadedModel, layers: Sequence[Layer], options: KernelOptions
 ) -> dict[str, Any]:
-    """What run.json says.
+    """The content of run.json.
 
     Args:
-        layers: those that have kernels.
+        layers: the layers that have kernels.
     """
     drawing = structs.asdict(options.draw)
     for name in _FOR_MAPS:
@@ -116,15 +117,18 @@ def _record(
 def _read(
     loaded: LoadedModel, selectors: str | None
 ) -> tuple[dict[Layer, Filters], list[Skip]]:
-    """The kernels of the chosen layers, and the layers that have none, with reasons. The
-    kernels of a shared module are drawn once, under the first chosen name.
+    """Read the kernels of the chosen layers. The kernels of a shared module are read once,
+    under the first of its chosen names.
 
     Args:
-        selectors: None for all convolutions. A function (`fn:conv2d`) has no kernels of
-            its own, and is skipped like a module without any.
+        selectors: which layers; None for all convolutions.
+
+    Returns:
+        The kernels of each layer that has some; and the chosen layers that have none, among
+        them functions (`fn:conv2d`), with reasons.
 
     Raises:
-        UsageError: none of the layers has kernels.
+        UsageError: none of the chosen layers has kernels.
     """
     modules = modules_by_name(loaded.module)
     layers = list_layers(loaded.module)
@@ -139,7 +143,7 @@ def _read(
             skipped.append(Skip.of(_site(layer), "it is a function, not a module"))
             continue
         module = modules[layer.name]
-        # by identity: a shared module has one name for each layer that calls it
+        # a shared module is one object under several names
         if id(module) in seen:
             continue
         seen.add(id(module))
@@ -156,10 +160,10 @@ def _read(
 
 
 def _nothing_to_draw(skipped: Sequence[Skip]) -> str:
-    """The message where no layer could be drawn, with the reason of the first one.
+    """The message if no layer could be drawn, with the reason of the first layer.
 
     Args:
-        skipped: at least one.
+        skipped: the layers, at least one.
     """
     first = skipped[0]
     layers = counted(len(skipped), "layer")
@@ -168,15 +172,15 @@ def _nothing_to_draw(skipped: Sequence[Skip]) -> str:
 
 
 class _Drawn(NamedTuple):
-    """What there is of a layer whose picture is written."""
+    """A layer whose picture was written."""
 
     row: dict[str, Any]
     """The layer's row of the manifest."""
     page_row: PageRow
     key: str
-    """In stats.npz."""
+    """The name of `stats` in stats.npz."""
     stats: Floats
-    """[output channels, 6], of all weights of each."""
+    """Statistics of the weights of each output channel, [output channels, 6]."""
 
 
 def _draw_all(
@@ -185,14 +189,15 @@ def _draw_all(
     folder: ImageFolder,
     options: KernelOptions,
 ) -> list[_Drawn]:
-    """Write the picture of each layer, and post it to TensorBoard where that is wanted.
+    """Write the picture of each layer, and send it to TensorBoard if the options ask for
+    that.
 
     Args:
-        skipped: layers without any of the channels of --channels are added to it.
-        folder: of all pictures.
+        skipped: this list gets the layers that have none of the channels of --channels.
+        folder: the folder of all pictures.
 
     Returns:
-        What there is of each layer, at least one.
+        The layers that were drawn, at least one.
 
     Raises:
         UsageError: no layer has any of the channels.
@@ -218,10 +223,10 @@ def _draw_all(
 def _draw(
     layer: Layer, filters: Filters, folder: ImageFolder, options: KernelOptions
 ) -> _Drawn:
-    """Write a layer's picture.
+    """Write a layer's picture. Warns of weights that are NaN or infinite.
 
     Args:
-        folder: of all pictures.
+        folder: the folder of all pictures.
 
     Raises:
         LayoutError: the layer has none of the channels of --channels.
@@ -230,7 +235,7 @@ def _draw(
     stats = statistics(filters.kernels)
     site = _site(layer)
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
-    # statistics are of all weights, also where a tile is their mean
+    # the statistics are those of all weights, even if a tile shows a mean over inputs
     picture = replace(picture, stats=stats, values=filters.kernels[0].numel())
     capture = describe(picture, site, filters.weight_shape, file)
     if capture.nonfinite:
@@ -255,12 +260,11 @@ def _draw(
 def _page_row(
     capture: Capture, description: str, picture: GridPicture, cmap: str
 ) -> PageRow:
-    """The first kernels of a layer, with their channels and the values of their colours.
+    """A layer's row on the page: its first kernels, with their channels and their ranges.
 
     Args:
-        capture: the row of the manifest.
-        description: what a tile is, and what it is made of: parts with commas between
-            them.
+        capture: the layer's row of the manifest.
+        description: what a tile shows; each part between commas gets a line.
         cmap: the name of the page's colormap.
     """
     lines = [capture.type, by(capture.shape), *description.split(", ")]
@@ -283,15 +287,15 @@ def _write_page(
     rows: Sequence[PageRow],
     options: DrawOptions,
 ) -> None:
-    """Write the page with the first kernels of all layers; no page is written where it
-    would be too large, which is logged.
+    """Write the page with the first kernels of all layers. If the page would be too large,
+    log that, and write none.
 
     Args:
-        rows: of each layer one, at least one.
+        rows: one for each layer, at least one.
     """
     source = loaded.source
     title = str(source.get("name") or source.get("file") or source.get("type"))
-    # of a file of weights, `name` is the architecture
+    # for a file of weights, `name` is the architecture
     if source.get("kind") == "file":
         title = source["file"]
     key = f"the first {_COLUMNS} channels of each layer"
@@ -300,7 +304,7 @@ def _write_page(
     color_key = "max of each layer, written beside its kernels"
     if rows[0].tiles[0].note:
         color_key = "max of each kernel, written below it"
-    # only the first layer sees the colours of an image
+    # only the first layer takes the colours of an image
     if "RGB of three inputs" in rows[0].lines:
         color_key += "; RGB: for each colour"
     page = Page(

@@ -1,9 +1,9 @@
 """The story of `layers`: every module with its type, shapes, parameters,
 multiply-accumulates and calls, and the totals of the model.
 
-torch's FlopCounterMode counts operators; what it has counted when a module is entered
-and when it is left tells the module's share. nn.MultiheadAttention's fast path, which
-it cannot see, is off."""
+torch's FlopCounterMode counts operators. The count when a module is left, less the count
+when it was entered, is the module's own. The fast path of nn.MultiheadAttention, which the
+mode does not see, is switched off."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FLOPS_PER_MAC = 2
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of an attention, from the shapes of its first three arguments."""
+    """FLOPs of an attention, from the shapes of query, key and value."""
     flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
     return flops
 
@@ -54,38 +54,39 @@ _CPU_ATTENTION = {ops.aten._scaled_dot_product_flash_attention_for_cpu: _attenti
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A module in one place, with the modules inside it; or a function that a module
-    calls, which has parameters 0 and no MACs. What a pass tells is None where the model
-    could not be run."""
+    """A module, with the modules inside it; or a function that a module calls, which has 0
+    parameters and no MACs. Fields that come from a forward pass are None if the model could
+    not be run."""
 
     index: int
     name: str
     type: str
     aliases: tuple[str, ...]
     parameters: int
-    """Numbers in all parameters, those of a shared one once."""
+    """How many numbers all parameters have; a shared parameter counts once."""
     trainable: int
-    """Those that require gradients."""
+    """How many of these numbers require gradients."""
     selected: bool
     input_shape: list[int] | None = None
-    """The shape of the first tensor in the first call; None for no tensor or a nested
-    one."""
+    """The shape of the first tensor in the first call; None also if there is no tensor, or
+    a nested one."""
     output_shape: list[int] | None = None
     calls: int | None = None
     macs: int | None = None
+    """Multiply-accumulates of all its calls."""
     own_macs: int | None = None
-    """MACs without those of the modules that it called: over all rows they sum to the
-    total."""
+    """`macs` without those of the modules that it called. The sum over all rows is the total
+    of the model."""
     flops: int | None = None
     activation_bytes: int | None = None
-    """Bytes of the outputs of all calls that ran inside it (or of its own calls) and
-    called no other module."""
+    """Bytes of the outputs of leaf calls in it: calls, its own among them, that call no
+    other module."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The figures of the whole model, shared modules once; None where it could not be
-    run."""
+    """The figures of the whole model, in which a shared module counts once. Figures that
+    come from a forward pass are None if the model could not be run."""
 
     modules: int
     parameters: int
@@ -106,14 +107,14 @@ class Listing:
     totals: Totals
     input_shape: list[int]
     not_counted: Mapping[str, int]
-    """Calls of operators from outside torch and in graphs, which have no formula and are
-    in no figure."""
+    """By name of the operator: how often it was called. These operators, from outside torch
+    or in graphs, have no formula, and the figures leave them out."""
     tree: bool
-    """Whether the table indents names below those of their parents."""
+    """Whether the table indents names below the names of their parents."""
 
     @property
     def table(self) -> TextTable:
-        """For people."""
+        """The listing for people."""
         numbers = ("output shape", "parameters", "MACs", "calls")
         rows = [_cells(row, self.tree) for row in self.rows]
         return TextTable(
@@ -123,7 +124,7 @@ class Listing:
     def _footer(self) -> list[str]:
         """The lines below the table: totals of the model, and what is not counted."""
         total = self.totals
-        size = _scaled(total.parameter_bytes, "B")
+        size = _with_prefix(total.parameter_bytes, "B")
         lines = [
             "",
             f"input        {by(self.input_shape)}",
@@ -133,10 +134,12 @@ class Listing:
             ),
         ]
         if total.macs is not None:
-            flops = _scaled(FLOPS_PER_MAC * total.macs)
-            lines.append(f"MACs         {_scaled(total.macs)} = {flops} FLOPs")
-            lines.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
-        # A sum of MACs that lacks an operator silently would be wrong.
+            flops = _with_prefix(FLOPS_PER_MAC * total.macs)
+            lines.append(f"MACs         {_with_prefix(total.macs)} = {flops} FLOPs")
+            lines.append(
+                f"activations  {_with_prefix(total.activation_bytes or 0, 'B')}"
+            )
+        # without this line, a sum that leaves out an operator would be wrong
         if self.not_counted:
             operators = [f"{name} {calls}" for name, calls in self.not_counted.items()]
             lines.append(f"not counted  {listed(operators, 6)}")
@@ -185,18 +188,18 @@ def _cells(row: LayerRow, tree: bool) -> list[str]:
         row.type,
         by(row.output_shape or ()),
         f"{row.parameters:,}",
-        "" if row.macs is None else _scaled(row.macs),
+        "" if row.macs is None else _with_prefix(row.macs),
         "" if row.calls is None else str(row.calls),
     ]
 
 
 def list_model(source: ModelOptions | LoadedModel, options: ListOptions) -> Listing:
-    """List a model's modules as one forward pass on zeros shows them; a model that
-    cannot be run on zeros is listed without shapes, and without functions.
+    """List a model's modules, with the figures of one forward pass on zeros. A model that
+    cannot be run on zeros is listed without shapes and without functions, with a warning.
 
     Args:
-        options: without `layers`, the rows of one layer of each stage are marked.
-            Selectors of functions list functions, too.
+        options: without `layers`, the rows of one layer of each stage are marked. With
+            selectors of functions in `layers`, functions are listed, too.
 
     Raises:
         FeatvizError: no such model, or the selectors match nothing.
@@ -210,7 +213,7 @@ def list_model(source: ModelOptions | LoadedModel, options: ListOptions) -> List
     except ForwardError as error:  # modules and parameters can still be listed
         log.warning("no shapes: %s (%s)", error.message, error.hint)
     selected: set[Layer] = set()
-    # stages are chosen by shapes, which only a forward pass tells
+    # without selectors stages are chosen, for which the shapes of a pass are needed
     if selectors is not None or meter is not None:
         selected = set(choose_layers(model, selectors, blank))
     rows = _module_rows(model.module, meter, selected)
@@ -220,7 +223,7 @@ def list_model(source: ModelOptions | LoadedModel, options: ListOptions) -> List
         has_functions = True
     if has_functions and meter is not None:
         rows += _function_rows(model, blank, selected)
-        # the sort is stable: functions come behind the module that calls them
+        # the sort is stable, so that functions follow the module that calls them
         rows.sort(key=lambda row: row.index)
     if meter is not None and model.preprocess.size_guessed:
         message = (
@@ -242,12 +245,13 @@ def _module_rows(
     """A row for each module, the network itself first.
 
     Args:
-        meter: without it, rows have no usage.
+        meter: what a forward pass has counted; None if there was none.
+        selected: the layers whose rows are marked.
     """
     modules = modules_by_name(network)
     rows = []
     for layer in list_layers(network):
-        parameters = _initialised(modules[layer.name])
+        parameters = _sized_parameters(modules[layer.name])
         row = LayerRow(
             index=layer.index,
             name=layer.name,
@@ -258,7 +262,7 @@ def _module_rows(
             selected=layer in selected,
         )
         if meter is not None:
-            # a module that never ran has a usage of zeros
+            # a module that never ran has zeros
             usage = meter.usage.get(layer.index, Usage())
             row = replace(
                 row,
@@ -278,11 +282,11 @@ def _totals(network: nn.Module, row: LayerRow) -> Totals:
     """The figures of a network.
 
     Args:
-        row: of the network itself, which includes all modules inside it.
+        row: the row of the network itself, which includes all modules inside it.
     """
-    sizes = [p.numel() * p.element_size() for p in _initialised(network)]
+    sizes = [p.numel() * p.element_size() for p in _sized_parameters(network)]
     return Totals(
-        # `modules()` names each shared module once, as the parameters are counted
+        # like the parameters, `modules()` has each shared module once
         modules=len(list(network.modules())),
         parameters=row.parameters,
         trainable=row.trainable,
@@ -299,12 +303,13 @@ def _function_rows(
     """A row for each function that a module calls, with the shape of its first output.
 
     Args:
-        blank: arguments, on which the model is run.
+        blank: arguments with which the model is run.
+        selected: the layers whose rows are marked.
     """
     calls = choose.functions(model, blank)
     first_shapes: dict[Layer, list[int] | None] = {}
     for side, shapes in probe(model, blank, list(calls)).items():
-        # a function that is called several times is one row, with its first shape
+        # all calls of a function make one row, with the shape of the first call
         first_shapes.setdefault(side.layer, shapes[0])
     rows = []
     for layer, count in calls.items():
@@ -324,21 +329,21 @@ def _function_rows(
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
-    """What every module takes for one input (MACs, bytes, shapes, calls); leaves no
-    hook behind.
+    """Run a model on one input, and measure MACs, bytes, shapes and calls of every module.
+    The hooks are removed at the end.
 
     Args:
         blank: the model's arguments, zeros as from `Preprocess.blank`.
 
     Raises:
-        ForwardError: the model cannot be run on them.
+        ForwardError: the model cannot be run on these arguments.
     """
     meter = Meter()
     running = CallStack(model.module)
     names = {layer.name for layer in list_layers(model.module)}
     with in_eval_mode(model.module), ExitStack() as stack:
-        # A module under two names runs as either: `running` knows under which it was
-        # called, and so whose row the call belongs in.
+        # A module may have two names, and so two rows. `running` knows under which name it
+        # was called.
         for module in model.module.modules():
             now = partial(running.layer_of_call, running.of_module[id(module)])
             enter = module.register_forward_pre_hook(
@@ -349,20 +354,21 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
                 module.register_forward_hook(partial(meter.leave, now)).remove
             )
         stack.enter_context(running.followed(names))
-        # The inner mode is asked first, and takes apart an operator without a formula;
-        # the meter, outside, sees what that is made of.
+        # Of two modes the inner one gets each operator first. `flops` takes apart an
+        # operator without a formula, and the meter outside of it sees the parts.
         with meter, meter.flops:
             forward(model.module, [arg.to(model.device) for arg in blank])
     return meter
 
 
-def _initialised(module: nn.Module) -> list[Parameter]:
-    """Parameters, each shared one once; lazy ones that saw no input have no size."""
+def _sized_parameters(module: nn.Module) -> list[Parameter]:
+    """The parameters of a module, each shared one once, without lazy ones that have no size
+    yet."""
     return [p for p in module.parameters() if not isinstance(p, UninitializedParameter)]
 
 
-def _scaled(value: int, unit: str = "") -> str:
-    """1814073344 to `1.814 G`, in powers of a thousand."""
+def _with_prefix(value: int, unit: str = "") -> str:
+    """A number with a prefix for a power of a thousand: `1.814 G` for 1814073344."""
     for factor, prefix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if value >= factor:
             return f"{value / factor:.3f} {prefix}{unit}"
@@ -374,10 +380,10 @@ def _scaled(value: int, unit: str = "") -> str:
 
 @dataclass
 class Usage:
-    """What the calls of a module took, those of modules inside it included."""
+    """What the calls of a module took, together with the calls inside them."""
 
     input_shape: list[int] | None = None
-    """That of the first call's first tensor."""
+    """The shape of the first tensor in the first call."""
     output_shape: list[int] | None = None
     calls: int = 0
     macs: int = 0
@@ -387,20 +393,23 @@ class Usage:
 
 @dataclass
 class _Frame:
-    """A module that is running, with the counts of MACs and bytes when it was entered."""
+    """A module that is running."""
 
     module: nn.Module
     input_shape: list[int] | None
     macs: int
+    """The count of MACs when it was entered."""
     memory: int
+    """The count of bytes when it was entered."""
     macs_inside: int = 0
-    """Those of the modules that it called."""
+    """MACs of the modules that it called."""
     is_leaf: bool = True
+    """Whether it has called no module yet."""
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Reads the counts at every module's entry and exit; and counts operators that have
-    no formula, from outside torch (`torchvision::deform_conv2d`) and in graphs."""
+    """Reads the counts when a module is entered and left. It also counts calls of operators
+    without a formula, from outside torch (`torchvision::deform_conv2d`) and in graphs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -416,7 +425,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The hook before a module's call: note that it runs, and the counts so far."""
-        # what a module inside gives counts as its own output, not as its parent's
+        # the caller is no leaf: the output of this module counts in its place
         if self._running:
             self._running[-1].is_leaf = False
         input_shape = _shape_of_first(tensors([args, kwargs]))
@@ -428,14 +437,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The hook after a module's call: add the call to the usage of its layer.
 
         Args:
-            now: tells the layer to which the call belongs.
+            now: returns the layer to which the call belongs.
             module: the module that was called.
-            args: its arguments, of which the nodes of a graph are counted.
-            output: what it returned.
+            args: the arguments by position.
+            output: what the module returned.
         """
         frame = self._running.pop()
-        # no hook leaves a module that raised; where that was caught, its work is its
-        # caller's
+        # This hook is not called for a module that raised. If its caller went on, its work
+        # counts as the caller's own.
         while frame.module is not module:
             self._running[-1].macs_inside += frame.macs_inside
             frame = self._running.pop()
@@ -457,7 +466,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         usage.activation_bytes += self.memory - frame.memory
 
     def _count_node(self, node: OnnxLayer, args: Any, output: Any) -> None:
-        """Count what ONNX Runtime has computed, where torch sees no operator."""
+        """Count the MACs of a node that ONNX Runtime has computed: torch sees no operator
+        there."""
         macs = node.macs(args, output)
         if macs is None:
             self.uncounted[node.operator] += 1
@@ -465,7 +475,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._macs_of_nodes += macs
 
     def _macs(self) -> int:
-        """All multiply-accumulates so far."""
+        """The count of multiply-accumulates so far."""
         flops = int(self.flops.get_total_flops())
         return flops // FLOPS_PER_MAC + self._macs_of_nodes
 
@@ -476,10 +486,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What torch calls in place of each operator: run it, and note its name if it is
-        one whose operations cannot be counted."""
-        # The names are those of other libraries. torch's own operators without a formula
-        # (additions, copies) count as nothing, as in FlopCounterMode.
+        """Run an operator in torch's place, and note its name if its operations cannot be
+        counted."""
+        # Only names of other libraries are noted. torch's own operators without a formula
+        # (additions, copies) count as 0, as in FlopCounterMode.
         has_formula = func._overloadpacket in self.flops.flop_registry
         if func.namespace not in ("aten", "prim") and not has_formula:
             self.uncounted[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1
@@ -487,14 +497,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's values; of a nested one those of its parts."""
+    """Bytes of a tensor's values; for a nested tensor the sum over its parts."""
     if tensor.is_nested:
         return sum(map(_bytes, tensor.unbind()))
     return tensor.numel() * tensor.element_size()
 
 
 def _shape_of_first(tensors: Sequence[Tensor]) -> list[int] | None:
-    """The shape of the first tensor; None without one, or for a nested one."""
+    """The shape of the first tensor; None if there is none, or if it is nested."""
     if not tensors or tensors[0].is_nested:
         return None
     return list(tensors[0].shape)

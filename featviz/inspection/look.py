@@ -69,27 +69,27 @@ from featviz.text import (
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
-"""Stages that are shown at most."""
+"""At most this many stages are shown."""
 ALIKE = 0.9
-"""Correlation from which on a map looks like another that is shown already."""
+"""Two maps look alike if their correlation is at least this."""
 MOST_BOXES = 20
-"""Boxes of a detector that are drawn."""
+"""At most this many boxes of a detector are drawn."""
 _BARS = 5
-"""Classes, boxes or regions that are listed beside the input."""
+"""At most this many classes, boxes or regions are listed beside the input."""
 _BOXED_SIDE = 420
 """Pixels of the longer side of an input with boxes."""
 _COMPARED_SIDE = 64
 """Pixels of the longer side of the maps that are compared."""
 _SMALLEST_PICTURE = 8
-"""Pixels of the shorter side from which an output is shown as a picture."""
+"""Pixels: an output whose shorter side is less is not shown as a picture."""
 _NAMED_ZEROS = 8
-"""Channels of zeros that a row names."""
+"""A row names at most this many ranges of channels that are all zero."""
 _LINE_LETTERS = 26
 """Letters of a line below a layer's name."""
 _KEY = "the maps of each layer that vary most; near-duplicates are shown once"
 
 Span = tuple[float | None, float | None]
-"""The least and the greatest finite value; None where there is none."""
+"""The least and the greatest finite value; None if no value is finite."""
 
 
 @dataclass(frozen=True)
@@ -100,31 +100,33 @@ class ShownLayer:
     type: str
     index: int
     call: int
-    """Which of its calls gave the maps, from 0: the last one whose maps are as large as
-    the first."""
+    """Which of its calls gave the maps, from 0."""
     calls: int
-    """How often it ran."""
+    """How often the layer ran."""
     key: str
     shape: tuple[int, ...]
     layout: str
     maps: int
     """How many maps its tensor has, shown or not."""
     constant: int
-    """How many of them have one value everywhere, and are not shown beside others."""
+    """How many of these maps have one value everywhere. They are shown only if all maps
+    have."""
     nonfinite: int
+    """How many values are NaN or infinite."""
     slice: tuple[int, int] | None
-    """Which slice of each map is shown, and of how many, where it has several."""
+    """The index of the shown slice, and how many slices each map has; None for one."""
     channels: tuple[int, ...]
-    """The shown maps, the most telling one first; of a vector its largest numbers."""
+    """The channels of the shown maps, the most telling one first; for a strip the channels
+    of the largest numbers."""
     ranges: tuple[Span, ...]
-    """The range of each shown map, without the border that padding makes; or that of all
-    numbers of a vector."""
+    """The range of each shown map, without the border that padding makes; for a strip one
+    range, of all numbers."""
     strip: bool
-    """Its numbers are one strip: those of a vector, or of maps that are all constant.
-    """
+    """Whether its numbers are shown as one strip: those of a vector, or of maps that are
+    all constant."""
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
-    """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its
-    numbers."""
+    """RGB [h, w, 3] of each shown map, not enlarged; for a strip one tile with all numbers.
+    """
     all_zero: tuple[int, ...] = ()
     """The maps that are zero everywhere."""
 
@@ -137,7 +139,7 @@ class ShownLayer:
     @property
     def is_crossed(self) -> bool:
         """Whether a shown map is zero everywhere, and large enough for a cross."""
-        # the strip of constant maps has a row of pixels, one for each
+        # a strip has one row of pixels, too low for a cross
         has_room = len(self.tiles[0]) >= grid.SMALLEST
         return has_room and not set(self.all_zero).isdisjoint(self.channels)
 
@@ -153,8 +155,7 @@ class LookResult:
     preprocessing: str
     prediction: tuple[ClassScore, ...]
     detections: tuple[Detection, ...]
-    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them.
-    """
+    """The boxes of a detector in pixels of the file's image; `box:N` has index N."""
     layers: tuple[ShownLayer, ...]
     left_out: tuple[str, ...]
     """Stages that are not shown, since there are more than MOST_STAGES."""
@@ -163,14 +164,15 @@ class LookResult:
     shown: Bytes = field(repr=False, compare=False)
     """What the model saw, uint8 [H, W, 3]."""
     remark: str = ""
-    """For a detector without a box: `no box above the threshold`, and what is nearest to
-    one; else empty."""
+    """If a detector found no box: `no box above the threshold`, and the best candidate;
+    else empty."""
     picture: Bytes = field(
         repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8)
     )
     """The page, uint8 [H, W, 3]."""
     out: Path | None = None
-    """The file of the picture; None where a caller wanted none, and `path` is gone."""
+    """The file of the page; None if the caller asked for no file, and `path` was
+    temporary."""
 
     @property
     def image(self) -> Image.Image:
@@ -192,7 +194,7 @@ class LookResult:
         layers = []
         for layer in self.layers:
             row = dict(vars(layer))
-            # pixels are for eyes: programs read the tensors of a run
+            # without pixels: programs read the tensors of a run
             del row["tiles"]
             layers.append(row)
         return {
@@ -217,18 +219,18 @@ def look(
 
     Args:
         images: as for `run`; the first one is shown.
-        options: without `out`, the page is written into the current folder, by the
-            names of model and image.
+        options: without `out`, the page is written into the current folder, under a name
+            that is made of the names of model and image.
 
     Raises:
-        FeatvizError: no such model, layer, image or colormap; the page's file is no PNG,
-            or is there already, without `overwrite`; the model fails; or no layer gives
-            maps.
+        FeatvizError: no such model, layer, image or colormap; the page's path is no PNG
+            file, or exists already, and `overwrite` is not set; the model fails; or no
+            layer gives maps.
     """
     colormap.check_cmap(options.cmap)
     run = RunOptions(
         layers=options.layers,
-        # all slices are drawn, since the one in the middle is shown
+        # no limit on slices, since the one in the middle is shown
         draw=DrawOptions(cmap=options.cmap, max_slices=2**31),
         inputs=options.inputs,
     )
@@ -241,7 +243,7 @@ def look(
         first = quoted(prepared.samples[0].name)
         message = "the first of %d images, %s; name another one"
         log.info(message, len(prepared.samples), first)
-    result = _see(name + prepared.model.weights_note, prepared, options, out)
+    result = _show_and_draw(name + prepared.model.weights_note, prepared, options, out)
     channels = {row.name: range(row.maps) for row in result.layers}
     warn_of_lacking(options.channels, channels)
     if result.left_out:
@@ -254,17 +256,18 @@ def look(
 
 
 def _picture_file(name: str, sample: Sample) -> Path:
-    """The file of the page where --out names none, in the current folder.
+    """The path of the page if --out gives none: a file in the current folder.
 
     Args:
-        name: the model's, as from `model_name`.
+        name: the model's name, as from `model_name`.
     """
     image = Path(sample.name).stem
     return Path(safe_name(f"look-{in_file_name(name)}-{image}.png"))
 
 
 def model_name(model: ModelOptions | LoadedModel) -> str:
-    """The last part of a model's path or name, for pictures; of a module its class."""
+    """The name of a model in pictures: the last part of MODEL, or the class of a loaded
+    module."""
     if isinstance(model, ModelOptions):
         return Path(model.spec).name
     return type(model.module).__name__
@@ -273,16 +276,18 @@ def model_name(model: ModelOptions | LoadedModel) -> str:
 def in_file_name(model_name: str) -> str:
     """A model's name as a part of a picture's file name: `net-Net` for `net.py:Net`."""
     name = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", model_name)
-    # no file of Windows has a colon in its name
+    # Windows allows no colon in the name of a file
     return name.replace(":", "-")
 
 
-def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
-    """Show the image to the model, and draw the page of what its layers make of it.
+def _show_and_draw(
+    name: str, prepared: Prepared, options: LookOptions, out: Path
+) -> LookResult:
+    """Show the image to the model, and draw the page with the maps of its layers.
 
     Args:
-        name: of the model, for the page.
-        out: the page's file, which the result names, and the caller writes.
+        name: the name of the model, for the page.
+        out: the path of the page, for the result. The caller writes the file.
 
     Raises:
         FeatvizError: the image cannot be read, the model fails, or no layer gives maps.
@@ -315,7 +320,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         left_out=tuple(layer.name for layer in prepared.layers if layer not in stages),
         skipped=tuple(recorder.skipped),
         never_ran=tuple(layer.name for layer in recorder.never_ran),
-        shown=_seen(image),
+        shown=_input_picture(image),
         remark=outcome.remark,
     )
     return replace(result, picture=_page(result, outcome, collector, options))
@@ -328,17 +333,17 @@ def check_files(
     samples: Sequence[Sample],
     overwrite: bool,
 ) -> None:
-    """Refuse bad files for the pictures of `look`, `cam` or `field`, before the model is
-    loaded.
+    """Check where `look`, `cam` or `field` write their pictures, before the model is loaded.
 
     Args:
-        command: its name, by which its earlier pictures are known.
-        paths: of the pictures.
+        command: the name of the command; pictures that it made earlier may be replaced.
+        paths: the paths of the pictures.
         samples: the images, none of which may be overwritten.
-        overwrite: replace any file, also one of another command.
+        overwrite: whether any other file may be replaced, too.
 
     Raises:
-        UsageError: a file is not a PNG, is read as an input, or is there already.
+        UsageError: a path is no PNG file, is read as an input, or holds a file that may not
+            be replaced.
     """
     inputs = files_read(model, samples)
     for path in paths:
@@ -352,8 +357,8 @@ def check_files(
 
 
 def spread(stages: Sequence[Layer]) -> list[Layer]:
-    """At most MOST_STAGES of the stages, evenly spread, the first and the last among
-    them."""
+    """Choose at most MOST_STAGES of the stages, evenly spread. The first and the last stage
+    are always chosen."""
     if len(stages) <= MOST_STAGES:
         return list(stages)
     return [
@@ -361,9 +366,9 @@ def spread(stages: Sequence[Layer]) -> list[Layer]:
     ]
 
 
-def _seen(image: ModelInput) -> Bytes:
-    """What the model saw, uint8 [H, W, 3]. A clip or a volume is shown by the slice in
-    the middle."""
+def _input_picture(image: ModelInput) -> Bytes:
+    """What the model saw, uint8 [H, W, 3]; for a clip or a volume the slice in the
+    middle."""
     picture = image.preprocess.shown(image.args)[0]
     if image.args[0].ndim == 5:
         slices = image.preprocess.pictures(image.args[:1])
@@ -372,8 +377,8 @@ def _seen(image: ModelInput) -> Bytes:
 
 
 class _Collector:
-    """Keeps the most telling maps of each stage while the model runs, and pictures its
-    output."""
+    """Keeps the most telling maps of each stage while the model runs, and a picture of the
+    model's output."""
 
     def __init__(
         self,
@@ -389,20 +394,24 @@ class _Collector:
         """
         self.hints = hints
         self.layers: list[ShownLayer] = []
-        """In the order in which they ran; `rows` are shown of them."""
+        """In the order in which they ran; the page shows those of `rows`."""
         self.output_shapes: list[str] = []
         self.output_picture: Tile | None = None
         self._stages = {layer.name for layer in stages}
         self._positions: dict[str, int] = {}
-        """Where the latest row of each layer stands in `layers`, by the layer's name."""
+        """By name of the layer: the index of its latest row in `layers`."""
         self._draw_options = draw_options
         self._options = options
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks. It keeps the first maps that each call of a stage gives;
-        numbers only where the call gives no maps."""
+        """The sink of the hooks. Of the tensors that a call of a stage returns, keep the
+        first one with maps; if none has maps, the last one of plain numbers.
+
+        Raises:
+            LayoutError: the tensor cannot be drawn, or has none of the chosen channels.
+        """
         name = site.layer.name
-        # the empty name is that of the model itself, whose outputs head the page
+        # the empty name is that of the model itself, whose output stands at the page's top
         if not name and not tensor.is_nested:
             self._note_output(site.key, tensor)
         if name not in self._stages:
@@ -411,7 +420,7 @@ class _Collector:
         if before is not None and not before.strip and site.call == before.call:
             return
         hints = self.hints.of_tensor(site, tensor)
-        # complex numbers are shown by their magnitude, which comes before the phase
+        # of complex numbers the magnitude is shown, which is the first of two captures
         if tensor.is_complex():
             captures = magnitude_and_phase(site, tensor, hints, DrawOptions())
             site, tensor, hints = next(captures)
@@ -419,32 +428,33 @@ class _Collector:
         self._add(_most_telling(site, tensor, picture, self._options))
 
     def _note_output(self, key: str, tensor: Tensor) -> None:
-        """Keep the shape of an output of the model, and the picture of the first one."""
+        """Note the shape of an output of the model, and make a picture of the first one."""
         if not self.output_shapes:
             input_size = self.hints.input_shape[-2:]
             self.output_picture = _output_picture(key, tensor, input_size)
         self.output_shapes.append(by(tensor.shape))
 
     def _latest(self, name: str) -> ShownLayer | None:
-        """The latest row of a layer; None before its first one."""
+        """The latest row of a layer; None if it has no row yet."""
         if name not in self._positions:
             return None
         return self.layers[self._positions[name]]
 
     def _add(self, row: ShownLayer) -> None:
-        """Add the row of a call, or put it in the place of the layer's latest row."""
+        """Add the row of a call, replace the layer's latest row by it, or drop it."""
         before = self._latest(row.layer)
         if before is not None:
             if row.strip:
                 return
             size = row.tiles[0].shape
-            # the activation that a block runs twice gives the block's output at the end
+            # if a block runs its activation twice, the second call gives the block's output
             if before.strip or size == before.tiles[0].shape:
                 self.layers[self._positions[row.layer]] = row
                 return
-            # A head runs on one level after the other, of which the first is the largest.
-            # Without --layers, a module that ends several stages, as the one ReLU of a
-            # network may, has a row for each of them.
+            # The maps have another size. With --layers, a layer has one row: that of its
+            # largest maps, as where a detector's head runs on several levels. Without
+            # --layers, a module that ends several stages, as the only ReLU of a network
+            # may, has a row for each of them.
             if self._options.layers is not None:
                 if size > before.tiles[0].shape:
                     self.layers[self._positions[row.layer]] = row
@@ -454,8 +464,8 @@ class _Collector:
 
     @property
     def rows(self) -> list[ShownLayer]:
-        """The first row of each layer, and those of its later calls that end a stage,
-        which is where the next row has maps of another size."""
+        """The first row of each layer, and each later row that ends a stage: the row after
+        it has maps of another size, or there is none."""
         rows: list[ShownLayer] = []
         for row, below in zip_longest(self.layers, self.layers[1:]):
             is_first = all(row.layer != earlier.layer for earlier in rows)
@@ -466,15 +476,18 @@ class _Collector:
 
 
 def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer, ...]:
-    """The layers of which there are maps; FeatvizError with the reasons where there are
-    none."""
+    """The layers that have maps. Warns of NaN and infinite values.
+
+    Raises:
+        FeatvizError: no layer has maps; the message has the reasons.
+    """
     if not collector.layers:
         skipped = {skip.label: skip.reason for skip in recorder.skipped}
         reasons = gaps(skipped, [layer.name for layer in recorder.never_ran])
         reason = "; ".join(reasons) or "no layer was taken"
         raise FeatvizError(f"no picture was drawn; {reason}", NOTHING_DRAWN)
     layers = []
-    # how often a layer ran is known only now, when the pass has ended
+    # only now, after the pass, it is known how often each layer ran
     for layer in collector.rows:
         if layer.nonfinite:
             message = "%s holds %d NaN or infinite values, shown in magenta"
@@ -493,7 +506,7 @@ def _page(
 ) -> Bytes:
     """The page, uint8 [H, W, 3]."""
     head = _head(result, outcome, collector)
-    # each step gets a line; they stand between commas, but for those inside brackets
+    # each step of the preprocessing gets a line: split at commas that are not in brackets
     steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
     page = Page(
         title=result.model,
@@ -515,21 +528,22 @@ def _page(
 
 
 class _Head(NamedTuple):
-    """The top of the page: the input, and what the model made of it."""
+    """The top of the page: the input, and the model's output."""
 
     pictures: Sequence[Tile]
     bars: Sequence[PageBar] = ()
     bars_title: str = ""
     remarks: Sequence[str] = ()
-    """Shown where there are no bars."""
+    """Lines that are shown if there are no bars."""
 
 
 def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
-    """The top of the page: with the boxes of a detector, the regions of a segmentation, the
-    classes of a classifier, the output as a picture, or else its shape.
+    """The top of the page. It shows the first of these that there is: the boxes of a
+    detector, the regions of a segmentation, the classes of a classifier, the output as a
+    picture, the shape of the output.
 
     Args:
-        outcome: what the model said of the input.
+        outcome: the model's answer.
         collector: has the shapes of the outputs, and the picture of the first one.
     """
     seen = Tile("input", result.shown)
@@ -538,8 +552,8 @@ def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
         return _head_of_boxes(result.shown, outcome.detections)
     regions = outcome.regions
     is_picture = picture is not None and not picture.title.startswith("classes")
-    # A model that returns a picture, such as one that denoises, is shown by it: its
-    # channels may look like the classes of a segmentation.
+    # If the output is a picture, as of a model that denoises, the picture is shown, since
+    # its channels may be mistaken for the classes of a segmentation.
     if regions is not None and not is_picture:
         if picture is None:
             pixels = class_colors()[regions.winners % 256]
@@ -558,7 +572,8 @@ def _head(result: LookResult, outcome: Outcome, collector: _Collector) -> _Head:
 
 
 def _head_of_boxes(shown: Bytes, detections: Sequence[Detection]) -> _Head:
-    """The input with the first boxes of a detector, which are numbered.
+    """The top of the page for a detector: the input with the first boxes, numbered, and
+    their scores.
 
     Args:
         shown: the input, uint8 [H, W, 3].
@@ -572,12 +587,21 @@ def _head_of_boxes(shown: Bytes, detections: Sequence[Detection]) -> _Head:
     bars = []
     for number, detection in enumerate(drawn[:_BARS]):
         bars.append(PageBar(f"{number}  {detection.title}", detection.score))
-    return _Head([Tile(title, _boxed(shown, drawn))], bars, "boxes, with their scores")
+    return _Head(
+        [Tile(title, _with_numbered_boxes(shown, drawn))],
+        bars,
+        "boxes, with their scores",
+    )
 
 
-def _boxed(shown: Bytes, detections: Sequence[Detection]) -> Bytes:
-    """The input with numbered boxes, in about the size in which the page shows it, so
-    that the numbers can be read."""
+def _with_numbered_boxes(shown: Bytes, detections: Sequence[Detection]) -> Bytes:
+    """The input with numbered boxes. It gets about the size in which the page shows it, so
+    that the numbers can be read.
+
+    Args:
+        shown: the input, uint8 [H, W, 3].
+        detections: boxes in pixels of `shown`.
+    """
     height, width = shown.shape[:2]
     factor = _BOXED_SIDE / max(height, width)
     # a small input is enlarged by a whole factor: its pixels stay squares
@@ -594,7 +618,7 @@ def _boxed(shown: Bytes, detections: Sequence[Detection]) -> Bytes:
 def _region_bars(regions: RegionMap) -> list[PageBar]:
     """A legend of the largest regions, in the colours of the picture of the output."""
     bars = []
-    # a model of one class has -1 for none: there is nothing to tell apart by colours
+    # -1 stands for `no class` in a model of one class: one region needs no colours
     has_colors = regions.winners.min() >= 0
     for index in regions.largest[:_BARS]:
         color = class_colors()[index % 256] if has_colors else None
@@ -603,8 +627,9 @@ def _region_bars(regions: RegionMap) -> list[PageBar]:
 
 
 def class_colors() -> Bytes:
-    """A colour for each class, uint8 [256, 3], which means nothing."""
-    # 97 has no divisor in common with 256: neighbours in the list of classes differ
+    """An arbitrary colour for each class, uint8 [256, 3]."""
+    # 97 and 256 have no common divisor, so that each class gets a colour of its own, and
+    # neighbours in the list of classes get unlike ones
     return colormap.ramp("turbo")[np.arange(256) * 97 % 256]
 
 
@@ -659,19 +684,19 @@ def _as_pixels(numbers: Tensor) -> Bytes:
 def _most_telling(
     site: CaptureSite, tensor: Tensor, picture: GridPicture, options: LookOptions
 ) -> ShownLayer:
-    """The most telling maps of a tensor that is drawn, or those of `--channels`.
+    """The row of a tensor: its most telling maps, or those of `--channels`.
 
     Args:
-        tensor: as the layer returned it; only its shape counts.
-        picture: its grid, with all channels and slices.
+        tensor: as the layer returned it; only its shape is read.
+        picture: the grid of the tensor, with all channels and slices.
         options: `maps` is how many maps are shown, `channels` which ones.
 
     Raises:
-        LayoutError: it has none of these channels.
+        LayoutError: the tensor has none of these channels.
     """
     stats = picture.stats
     slices = picture.slices[0]
-    # of a clip or a volume the slice in the middle stands for the map
+    # of a clip or a volume the slice in the middle is shown
     maps = picture.tiles[:][slices // 2 :: slices]
     channels = _telling_channels(picture, maps, options)
     return ShownLayer(
@@ -679,7 +704,7 @@ def _most_telling(
         type=site.layer.type,
         index=site.layer.index,
         call=site.call,
-        calls=1,  # `_shown_layers` counts them, when the pass has ended
+        calls=1,  # `_shown_layers` puts in the count, when the pass has ended
         key=site.key,
         shape=tuple(tensor.shape),
         layout=picture.layout,
@@ -698,11 +723,14 @@ def _most_telling(
 def _telling_channels(
     picture: GridPicture, maps: Bytes, options: LookOptions
 ) -> list[int]:
-    """The channels that are shown, the most telling one first, or those of
-    `--channels`.
+    """The channels to show: those of `--channels`, or else the most telling ones, the most
+    telling one first.
 
     Args:
         maps: levels of one slice of each channel, uint8 [C, H, W].
+
+    Raises:
+        LayoutError: the tensor has none of the channels of `--channels`.
     """
     stats = picture.stats
     if options.channels is not None:
@@ -718,12 +746,12 @@ def _telling_channels(
 def _shown_tiles(
     picture: GridPicture, maps: Bytes, channels: Sequence[int]
 ) -> list[Bytes]:
-    """The map of each channel with its mark, RGB [h, w, 3]; of numbers the one strip of
-    all channels.
+    """The map of each shown channel with its mark, RGB [h, w, 3]; for a strip one tile with
+    the numbers of all channels.
 
     Args:
-        maps: as of `_telling_channels`.
-        channels: those that are shown.
+        maps: as in `_telling_channels`.
+        channels: the shown channels.
     """
     colors = colormap.color_table(picture.palette)
     if picture.strip:
@@ -738,8 +766,9 @@ def _shown_tiles(
 
 
 def _ranges(picture: GridPicture, channels: Sequence[int]) -> list[Span]:
-    """The values drawn darkest and brightest in the map of each channel, or its least
-    and greatest ones where all maps share a scale; of a strip those of all numbers."""
+    """The range of each channel: the values that are drawn darkest and brightest in its map,
+    or if all maps share a scale, its least and greatest value. For a strip one range, of
+    all numbers."""
     lows = picture.stats[:, values.MIN]
     highs = picture.stats[:, values.MAX]
     if picture.limits.shared is None:
@@ -748,7 +777,7 @@ def _ranges(picture: GridPicture, channels: Sequence[int]) -> list[Span]:
         lows = picture.limits.low[::slices]
         highs = picture.limits.high[::slices]
     if picture.strip:
-        # fmin and fmax leave out NaN, of what has no finite value
+        # fmin and fmax ignore NaN, which a channel without finite values has
         return [_finite_span(np.fmin.reduce(lows), np.fmax.reduce(highs))]
     return [_finite_span(lows[channel], highs[channel]) for channel in channels]
 
@@ -759,15 +788,15 @@ def _finite_span(low: np.float32, high: np.float32) -> Span:
 
 
 def ranked(stats: Floats, deviations: Floats) -> list[int]:
-    """Order channels by how much their maps vary, or by the mean where all maps are
-    constant, the largest first.
+    """Order channels by how much their maps vary, the largest deviation first. Constant maps
+    are left out. If all maps are constant, order them by their mean, the largest first.
 
-    Constant maps are left out where others are. Those without a finite value come last,
-    and equal ones in their order.
+    Channels without a finite value come last; equal channels stay in their order.
 
     Args:
-        stats: of the channels, [C, 6].
-        deviations: without the border that padding makes, [C].
+        stats: the statistics of the channels, [C, 6].
+        deviations: standard deviations of the maps without the border that padding makes,
+            [C].
     """
     constant = values.is_constant(stats)
     strength = stats[:, values.MEAN] if constant.all() else deviations
@@ -777,21 +806,22 @@ def ranked(stats: Floats, deviations: Floats) -> list[int]:
 
 
 def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
-    """The first channels of an order of which no two look alike, and none is blank.
+    """Choose channels in order, and pass over a channel that is blank, or whose map looks
+    like that of a chosen one.
 
     Args:
         maps: levels, uint8 [C, H, W].
         order: channels, the most telling one first.
-        count: how many are chosen; where there are fewer that are unlike, the others
-            follow in their order.
+        count: how many channels are returned. If too few are left, those that were passed
+            over follow, in their order.
     """
-    # Thinned out: maps that look alike do so at 64 pixels, too.
+    # maps that look alike do so at 64 pixels, too, so rows and columns may be left out
     step = max(1, max(maps.shape[1:]) // _COMPARED_SIDE)
     chosen: list[int] = []
     alike: list[int] = []
     rows = np.empty((0, maps[0, ::step, ::step].size), np.float32)
     for channel in order:
-        # of centred rows of length 1 the product is the correlation
+        # the product of two centred rows of length 1 is their correlation
         row = maps[channel, ::step, ::step].ravel().astype(np.float32)
         row -= row.mean()
         length = float(np.linalg.norm(row))
@@ -810,7 +840,7 @@ def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
 def page_row(layer: ShownLayer) -> PageRow:
     """A layer's row on the page."""
     titles = [str(channel) for channel in layer.channels]
-    # the strip of numbers has no room for titles: the largest are named above it
+    # a strip has no room for the titles of all numbers: a line names the largest ones
     if layer.strip:
         low, high = layer.ranges[0]
         remark = f"largest at {', '.join(titles)}"
@@ -824,11 +854,11 @@ def page_row(layer: ShownLayer) -> PageRow:
 
 
 def _remarks(layer: ShownLayer) -> list[str]:
-    """The lines below a layer's name: its type and shape, and what is particular."""
+    """The lines below a layer's name: its type and shape, and anything unusual."""
     lines = [layer.type, by(layer.shape)]
     if layer.slice is not None:
         lines.append(f"middle of {layer.slice[1]} slices")
-    # a map of one pixel has no range of its own: in its own scale each would be grey
+    # on a scale of its own, every map of one pixel would have the same grey
     if not layer.strip and layer.tiles[0].shape[:2] == (1, 1):
         lines.append("one scale for all")
     if layer.calls > 1:
@@ -842,12 +872,12 @@ def _remarks(layer: ShownLayer) -> list[str]:
 
 
 def _constant_lines(layer: ShownLayer) -> list[str]:
-    """`2 of 16 all zero: 1, 9`, broken where the column of names ends. The layer has a
-    constant map."""
+    """`2 of 16 all zero: 1, 9`, broken into lines of the column of names. The layer must
+    have a constant map."""
     zeros = len(layer.all_zero)
     adjective = "all zero" if zeros == layer.constant else "constant"
     line = f"{layer.constant} of {layer.maps} {adjective}"
-    # where all maps are zero, their numbers say nothing
+    # no list if all maps are zero
     if 0 < zeros < layer.maps:
         named = ranges(layer.all_zero, _NAMED_ZEROS, comma=", ")
         line += f": {named}" if zeros == layer.constant else f", zero: {named}"
@@ -855,7 +885,7 @@ def _constant_lines(layer: ShownLayer) -> list[str]:
 
 
 def _span(span: Span) -> str:
-    """`0.013 … 1.2`, or `≈0.013` where both ends are written alike."""
+    """`0.013 … 1.2`, or `≈0.013` if both ends have the same text."""
     low, high = span
     if low is None or high is None:
         return ""
@@ -866,8 +896,8 @@ def _span(span: Span) -> str:
 
 
 def _brief(value: float) -> str:
-    """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten below
-    0.01 and from 100000 on."""
+    """A number as a short text: 0.013, 1.2, 350, 2e-6. A magnitude below 0.01, or of 100000
+    and more, is written with a power of ten."""
     if value == 0 or 0.01 <= abs(value) < 1e5:
         return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
     base, _, power = f"{value:.1e}".partition("e")
