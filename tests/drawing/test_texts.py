@@ -15,7 +15,7 @@ import pytest
 from featviz.drawing import figure, page
 from featviz.drawing.figure import ColorScale, TableRow, TileTable
 from featviz.drawing.sheet import Canvas, Cell, Letters, Tile
-from featviz.inspection.field_picture import FieldTile, drawn_fields
+from featviz.inspection.field_picture import FieldTile, draw_fields
 from featviz.records import Bytes
 
 TOLERANCE = 0.02
@@ -324,7 +324,7 @@ def test_titles_of_fields_and_of_layers_are_whole(paper: Paper) -> None:
         None,
         {0.2: 1, 0.3: 2, 0.5: 3, 0.99: 9},
     )
-    drawn_fields([tile], 1, "magma")
+    draw_fields([tile], 1, "magma")
     draw_page([row("backbone.body.conv1")])
     written = " ".join(text.text for text in paper.texts)
     assert (

@@ -21,7 +21,7 @@ import featviz as fv
 from featviz.drawing import colormap
 from featviz.errors import FeatvizError, UsageError
 from featviz.inspection.field import square_side
-from featviz.inspection.field_picture import FieldTile, drawn_field, drawn_fields
+from featviz.inspection.field_picture import FieldTile, draw_field, draw_fields
 from featviz.layout.tracing.fields import PixelBox
 
 FIVE = DIGITS / "00-5.png"
@@ -144,7 +144,7 @@ def test_the_smallest_square_is_that_of_all_squares(share: float) -> None:
 def test_a_field_is_drawn_in_four_decades() -> None:
     """The logarithm of the share of the largest value; what is less is dark."""
     values = np.array([[2.0, 0.02], [2e-4, 0.0]])
-    pixels = drawn_field(values, None, "grey")
+    pixels = draw_field(values, None, "grey")
     assert pixels[::110, ::110, 0].tolist() == [[255, 128], [0, 0]]
 
 
@@ -194,7 +194,7 @@ def test_bars_are_as_long_as_the_sides_of_the_squares() -> None:
         FieldTile("net", "one", values, box, sides[0]),
         FieldTile("net", "two", values, None, sides[1]),
     ]
-    picture = drawn_fields(tiles, 1, "grey")
+    picture = draw_fields(tiles, 1, "grey")
 
     red, green, blue = (picture[..., n].astype(int) for n in range(3))
     rows = np.flatnonzero((blue > red + 30).sum(1) > 50)
@@ -261,14 +261,14 @@ def test_a_tile_shows_the_field_and_a_little_around_it(
 
 def test_a_small_field_fills_its_tile() -> None:
     """Seven pixels of 224 are most of the tile, not a dot."""
-    picture = drawn_fields([tile_of("net", SEVENTH)], 1, "magma")
+    picture = draw_fields([tile_of("net", SEVENTH)], 1, "magma")
     brightest = colormap.ramp("magma")[-1]
     assert (picture == brightest).all(2).sum() > (0.7 * 220) ** 2
 
 
 def test_six_fields_stand_in_two_rows_of_three() -> None:
     """No row has a single one beside a white page."""
-    picture = drawn_fields([tile_of("net", SEVENTH)] * 6, 1, "magma")
+    picture = draw_fields([tile_of("net", SEVENTH)] * 6, 1, "magma")
     brightest = (picture == colormap.ramp("magma")[-1]).all(2)
     for axis, count in ((0, 3), (1, 2)):
         begins = np.diff((brightest.sum(axis) > 100).astype(int)) == 1
