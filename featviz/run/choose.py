@@ -1,4 +1,4 @@
-"""Which layers are drawn, of those that a forward pass on zeros meets."""
+"""Chooses the layers that are drawn."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from featviz.text import counted, gaps
 
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
-    """The functions that the model's modules call, as layers with the number of their
-    calls; ForwardError where the model fails.
+    """Run the model on zeros, and list the functions that its modules call.
 
     Args:
-        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
+        blank: zeros in the shapes of the model's inputs: a tensor [1, ...] for each.
+
+    Returns:
+        The functions as layers, each with the number of its calls.
+
+    Raises:
+        ForwardError: the model fails.
     """
     with in_eval_mode(model.module):
         return list_functions(model.module, [arg.to(model.device) for arg in blank])
@@ -35,17 +40,20 @@ def choose_layers(
     blank: Sequence[Tensor],
     tensor_layout: Sequence[str] = (),
 ) -> list[Layer]:
-    """The layers that the selectors take; without any, one for each stage of the model.
+    """The layers that the selectors match. Warns of a selector that matches nothing, if
+    another one matches something.
 
     Args:
-        text: the selectors. One that matches nothing beside others that do is warned
-            of.
-        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
-        tensor_layout: values of `--tensor-layout`, which a first look reads by.
+        text: the selectors; None chooses the layers of a first look (`first_look`).
+        blank: zeros in the shapes of the model's inputs: a tensor [1, ...] for each.
+        tensor_layout: the values of `--tensor-layout`, for the first look.
 
     Raises:
-        UsageError: a selector cannot be read, or no layer matches; the hint names the
-            types that there are, and functions that do the same.
+        UsageError: a selector cannot be read, or no layer matches. The hint names the
+            types of the model's layers, and functions that do the same as a selected
+            type.
+        ForwardError: the model fails on zeros, and a first look or a selector of
+            functions needs a forward pass.
     """
     if text is None:
         from featviz.run.stages import first_look
@@ -53,7 +61,7 @@ def choose_layers(
         return first_look(model, blank, tensor_layout)
     layers = list_layers(model.module)
     parsed = selectors.parse(text)
-    # which functions a model calls only a forward pass tells
+    # only a forward pass tells which functions a model calls
     takes_functions = bool(selectors.of_functions(parsed))
     if takes_functions:
         layers += functions(model, blank)
@@ -74,12 +82,12 @@ def choose_layers(
 def no_channels(
     count: int, skipped: Mapping[str, str], never_ran: Collection[str]
 ) -> UsageError:
-    """The error where no layer can be looked into channel by channel.
+    """The error for selected layers of which none has a tensor with channels.
 
     Args:
-        count: of the layers that were selected.
-        skipped: reasons, by the label of the layer.
-        never_ran: labels.
+        count: how many layers were selected.
+        skipped: why layers were skipped, by their labels.
+        never_ran: the labels of layers that never ran.
     """
     return UsageError(
         f"no tensor with channels in {counted(count, 'selected layer')}",
@@ -90,9 +98,14 @@ def no_channels(
 def _functions_like(
     model: LoadedModel, blank: Sequence[Tensor], parsed: Sequence[selectors.Selector]
 ) -> list[str]:
-    """Notes for the hint of an error: functions that the model calls and that do what
-    modules of a selected class would do. None where the model fails on a blank input."""
-    # a model that fails has an error of its own; here the selectors are at fault
+    """Notes for the hint of an error: each names a function that the model calls, and that
+    does the same as a selected class of modules. Empty if the model fails on zeros.
+
+    Args:
+        blank: zeros in the shapes of the model's inputs: a tensor [1, ...] for each.
+        parsed: the selectors, which match no layer.
+    """
+    # an error of the model is dropped: the user is to learn that the selectors are wrong
     calls: Counter[str] = Counter()
     with suppress(ForwardError):
         for layer, count in functions(model, blank).items():

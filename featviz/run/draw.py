@@ -1,11 +1,11 @@
-"""Drawing the images of a run: hooks draw what the model makes of one, while encoders
-write the files of the one before.
+"""Draws the images of a run. While the model runs on an image, and hooks draw its tensors,
+encoders write the files of the image before.
 
     draw_images             in this process (draw_all), or in worker processes
-      visit                 reads each image ahead
-        Drawing.show        runs the model, whose hooks call ...
-          ImageWriter.draw  ... which draws a tensor, and leaves its file to an encoder
-      Drawing.result_of     waits for the files; the manifest is the last
+      visit                 reads the next images
+        Drawing.show        runs the model; hooks call ImageWriter.draw for each tensor
+          ImageWriter.draw  draws a tensor, and gives its file to an encoder
+      Drawing.result_of     waits for the files of an image; the manifest is the last
 """
 
 from __future__ import annotations
@@ -53,12 +53,9 @@ from featviz.rundir.write import RunDirectory, manifest_rows
 def draw_images(
     run: Drawing, samples: Sequence[Sample], stop: Event
 ) -> Generator[ImageResult, None, None]:
-    """Draw and write each image and yield its result, in order, until `stop` is set: in
-    this process, or side by side in worker processes, of which each draws and writes
-    whole images.
-
-    The command and the machine alone decide which: so the same command gives the same
-    bytes."""
+    """Draw and write images, and yield their results in order, until `stop` is set. A long
+    run on a CPU is divided among worker processes, of which each draws and writes whole
+    images; any other run is drawn in this process."""
     count = _process_count(run, samples)
     if count == 1:
         return draw_all(run, samples, stop)
@@ -68,16 +65,16 @@ def draw_images(
 def _draw_side_by_side(
     run: Drawing, samples: Sequence[Sample], stop: Event, count: int
 ) -> Generator[ImageResult, None, None]:
-    """Draw the first image here, and the others in worker processes.
+    """Draw the first image in this process, and all others in worker processes.
 
     Args:
         samples, stop: as for `draw_images`.
-        count: of workers, as far as there is memory for them.
+        count: the most workers; there are fewer if the memory is not enough.
     """
 
     def work(numbers: Iterator[int]) -> Iterator[ImageResult]:
-        """Draw the samples of these numbers, in a forked child: what it changes of `run`
-        the parent does not see."""
+        """Draw the samples with these numbers. This runs in a worker process, so its
+        changes of `run` do not reach the parent."""
         kept = run.kept if run.prepared.options.resume else None
         encoders = InRows()
         run.encoders = encoders
@@ -98,18 +95,18 @@ def _draw_side_by_side(
 
 
 def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
-    """How many processes draw the images: one where there is little to gain, or
-    something that cannot be divided."""
+    """How many worker processes draw the images; 1 stands for drawing in this process.
+
+    The number depends only on the command and the machine, so that the same command
+    gives the same bytes. Any number of workers above 1 gives the same bytes, too."""
     options = run.prepared.options
-    # TensorBoard's events have one writer
+    # only one process can write TensorBoard's events
     if len(samples) < 2 or run.board is not None or options.mirror is not None:
         return 1
-    # each shard is one of several processes, which are to use the cores together
+    # the user starts one process for each shard, and these divide the cores
     if options.shard is not None and options.jobs is None:
         return 1
-    # Counted for the whole run: what --resume draws later must not depend on how much is
-    # left.
-    # The bytes are the same with any number: each worker has one torch thread.
+    # all samples of the run count, also with --resume, which draws only some of them
     prepared = run.prepared
     return workers.worker_count(
         prepared.model, prepared.samples, options.jobs, prepared.plan.backward
@@ -119,12 +116,12 @@ def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
 def draw_all(
     run: Drawing, samples: Sequence[Sample], stop: Event
 ) -> Generator[ImageResult, None, None]:
-    """Draw and write each image here, and yield its result, in order, until `stop` is
-    set.
+    """Draw and write images in this process, and yield their results in order, until
+    `stop` is set.
 
-    Image n is yielded when image n + 1 has been through the model. Whatever ends the
-    loop, encoders complete the image that they have, unless the one before could not be
-    written."""
+    The result of an image is yielded when the model is through with the next image. If
+    the loop ends early, encoders still complete the images that they have; but if one
+    cannot be written, the next one is given up."""
     kept = run.kept if run.prepared.options.resume else None
     drawn = None
     with (
@@ -132,7 +129,7 @@ def draw_all(
         encoder_threads() as run.encoders,
         closing(visit(samples, run.read, run.show, kept=kept, stop=stop)) as jobs,
     ):
-        # None: the last image has no other behind it, and is yielded all the same
+        # the None at the end lets the loop yield the last image, too
         for following in chain(jobs, [None]):
             if drawn is not None:
                 yield run.result_of(drawn, following)
@@ -155,10 +152,10 @@ class Drawing:
         """Begin with no image.
 
         Args:
-            run_directory: where images are written; a hidden one where it is to
-                replace an earlier run.
-            fingerprint: of the model and the options, for the manifests.
-            board: TensorBoard's events, each image a step of its own; None writes none.
+            run_directory: the run directory that images are written into. It has a hidden
+                name if it replaces an earlier run at the end.
+            fingerprint: the fingerprint of the settings, for the manifests.
+            board: TensorBoard's events, with a step for each image; None writes none.
         """
         self.prepared = prepared
         self.root = prepared.options.folder
@@ -175,17 +172,18 @@ class Drawing:
         )
 
     def kept(self, sample: Sample) -> ImageResult | None:
-        """What an earlier run made of an image. Where that is not whole, or was made of
-        another file or with other settings, it is removed, and the result is None.
+        """The result that an earlier run has written for an image. If that result is
+        incomplete, or was drawn from another file or with other settings, its folder is
+        removed, and this returns None.
 
         Raises:
-            StoreError: what is to be removed also holds files of others.
+            StoreError: the folder also holds files that featviz did not write.
         """
         folder = self.run_directory.image(sample.name)
         with suppress(StoreError, ImageError):
             manifest = folder.manifest()
             has_same_settings = manifest.fingerprint == self.fingerprint
-            # a checksum reads the whole file
+            # the checksum comes second, since it reads the whole file
             if has_same_settings and manifest.image.sha256 == decode.digest(sample):
                 return ImageResult(
                     name=sample.name,
@@ -205,17 +203,17 @@ class Drawing:
         return None
 
     def show(self, jobs: Sequence[DrawnJob]) -> ImageWriter:
-        """Show an image to the model, and leave its files to the encoders.
+        """Show an image to the model, and give its files to the encoders.
 
         Args:
-            jobs: the image alone; images of a run go one by one.
+            jobs: the job of one image: a run shows images one by one.
 
         Returns:
-            What writes its files, with the task of the last one.
+            The writer of the image. Its task `closing` writes the last file.
 
         Raises:
-            FeatvizError: the model fails, or a file cannot be written; the image's
-                folder has been removed.
+            FeatvizError: the model fails, or a file cannot be written. The image's folder
+                has been removed then.
         """
         sample = jobs[0].sample
         image = jobs[0].input
@@ -223,8 +221,8 @@ class Drawing:
         writer = ImageWriter(self, sample, image)
         try:
             outcome, recorder = self.show_model(image.args, writer.hints, writer.draw)
-            # The boxes are all that a run keeps of a detection or a segmentation: the
-            # masks of regions would go from worker processes to this one.
+            # Of a detection or a segmentation, a run keeps only the boxes. Masks are
+            # large, and worker processes would have to send them to this process.
             outcome = replace(outcome, regions=None, focus=None)
             if outcome.detections:
                 boxes = image.in_file(outcome.detections)
@@ -238,7 +236,7 @@ class Drawing:
                 outcome=outcome,
             )
             writer.closing = self.encoders.submit(0, partial(writer.close, result))
-        # also of Ctrl-C: a hidden folder would stay behind
+        # BaseException: after Ctrl-C, too, no hidden folder may stay behind
         except BaseException:
             writer.abandon()
             raise
@@ -247,15 +245,16 @@ class Drawing:
     def result_of(
         self, job: DrawnJob, following: DrawnJob | None = None
     ) -> ImageResult:
-        """What became of an image, once encoders have written its files.
+        """Wait until encoders have written the files of an image, and return its result.
 
         Args:
-            following: the image that has been through the model meanwhile. It is given
-                up where this one could not be written: it would meet the same full
-                disk, or the same bug.
+            job: the image.
+            following: the next image, which the model is through with, too. If the files
+                of `job` cannot be written, the next image is given up: it would meet the
+                same full disk, or the same bug.
 
         Raises:
-            Exception: whatever an encoder raised while it wrote the files.
+            Exception: any exception of an encoder that wrote the files.
         """
         if job.kept is not None:
             return job.kept
@@ -275,7 +274,11 @@ class Drawing:
         return result
 
     def failed(self, sample: Sample, error: FeatvizError) -> ImageResult:
-        """The result of an image that has no pictures."""
+        """The result of an image that could not be drawn.
+
+        Args:
+            error: the reason.
+        """
         return ImageResult(
             name=sample.name,
             folder=self.run_directory.image(sample.name).name,
@@ -286,21 +289,22 @@ class Drawing:
 
 
 class ImageWriter:
-    """Draws what hooks take of one image; encoders write the files, the manifest last."""
+    """Draws the tensors that hooks take from a forward pass of one image. Encoders write
+    the files, the manifest last."""
 
     closing: Future[ImageResult] | None = None
-    """The task that writes the manifest; None before the model is through with the
+    """The task that writes the manifest; None until the model is through with the
     image."""
 
     def __init__(self, run: Drawing, sample: Sample, image: ModelInput) -> None:
-        """Make the folder.
+        """Make the folder of an image. The model must not have run on the image yet.
 
         Args:
-            sample: the image.
-            image: what the model gets of it, before the model has run.
+            sample: the sample that the image was read from.
+            image: the image as the model gets it.
 
         Raises:
-            UsageError: maps are to lie over an input that is not an image.
+            UsageError: --overlay is given, and the input is not an image.
             StoreError: the folder cannot be made.
         """
         self.run = run
@@ -313,15 +317,15 @@ class ImageWriter:
             not is_clip and image.args[0].shape == run.prepared.blank[0].shape
         )
         self.posts: list[Iterator[dict[str, Any]]] = []
-        """For TensorBoard, when the image is complete."""
-        # What encoders do for this image before they write its manifest. A picture's
-        # task gives its row.
+        """Values for TensorBoard, which are posted when the image is complete."""
+        # The tasks that encoders must finish before they write the manifest. The task of
+        # a picture returns the picture's row in the manifest.
         self._pictures: list[Future[Capture]] = []
         self._other_tasks: list[Future[Any]] = []
         self._stats: dict[str, Floats] = {}
         self._sites: set[CaptureSite] = set()
-        # Taken now, since the model may change its input in place. Frames, and several
-        # images, stand side by side.
+        # The picture for input.png, in which frames and several inputs are side by side.
+        # It is made here, since the model may change its input in place.
         self._shown = to_pixels(image.preprocess.shown(image.args)[0])
         self._background = [] if self.options.overlay is None else image.background()
         self.folder = run.run_directory.new_image(sample.name)
@@ -336,25 +340,27 @@ class ImageWriter:
         gradient: Tensor | None = None,
         hints: Hints | None = None,
     ) -> None:
-        """Draw a tensor now, and leave its files to the encoders. The hooks call it.
+        """Draw a tensor, and give its files to the encoders. The hooks call this method.
 
         Args:
-            site: which capture it is.
-            tensor: of any shape and type; complex numbers become two pictures, of their
-                magnitude and their phase.
-            gradient: at the tensor, for class activation maps.
-            hints: on its layout; None looks them up.
+            site: the capture that gave the tensor.
+            tensor: any tensor. One of complex numbers becomes two pictures, of the
+                magnitude and of the phase.
+            gradient: the gradient at the tensor, for class activation maps.
+            hints: hints on the tensor's layout; None looks them up.
 
         Raises:
-            LayoutError: it cannot be drawn, or its file would have another one's name.
+            LayoutError: the tensor cannot be drawn, or another file has the name of its
+                file.
         """
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
             for real in magnitude_and_phase(site, tensor, hints, self.options):
                 self.draw(real.site, real.tensor, hints=real.hints)
             return
-        # what is drawn is bytes by now: the tensor may change when this returns
-        pictures = draw(  # the tensor's own under the key "", those of its parts
+        # `draw` makes the pixels at once, since the model may change the tensor later.
+        # The key of a picture is empty for the whole tensor, else the name of a part.
+        pictures = draw(
             self.options,
             site,
             tensor,
@@ -365,7 +371,8 @@ class ImageWriter:
             gradient=gradient,
         )
         sites = {site, *map(site.inside, pictures)}
-        if not sites.isdisjoint(self._sites):  # of {"a": {"b": x}, "a.b": y}
+        # the output {"a": {"b": x}, "a.b": y} has two parts named "a.b"
+        if not sites.isdisjoint(self._sites):
             raise LayoutError(f"another part of this {site.kind} has the same name")
         self._sites |= sites
         tensor_file = self._keep(site, tensor) if self.options.tensors else None
@@ -379,15 +386,16 @@ class ImageWriter:
             self._stats[picture_site.stats_key] = picture.stats
             self._stats[picture_site.deviations_key] = picture.deviations
             if self.run.board is not None:
-                # a histogram is of the tensor that a picture shows as a whole
+                # only the picture of the whole tensor gets a histogram
                 whole_tensor = None if key else tensor
                 self._prepare_post(self.run.board, picture_site, picture, whole_tensor)
 
     def _keep(self, site: CaptureSite, tensor: Tensor) -> str:
-        """Let an encoder write a copy of a tensor, which no later operation can change.
+        """Copy a tensor, since the model may change it later, and let an encoder write
+        the copy into an npy file.
 
         Returns:
-            The file's path in the image folder.
+            The path of the file in the image's folder.
         """
         try:
             array = np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
@@ -410,14 +418,15 @@ class ImageWriter:
         picture: GridPicture,
         tensor: Tensor | None,
     ) -> None:
-        """Prepare what TensorBoard gets: the picture as torchvision's `make_grid` would
-        lay it out, and its values. `Drawing.result_of` posts it, once the image is
+        """Prepare the values for TensorBoard: the picture, in the layout of torchvision's
+        `make_grid`, and its statistics. `Drawing.result_of` posts them when the image is
         complete.
 
         Args:
-            site: which capture, or part of one, the picture is of.
-            tensor: of which there is to be a histogram, made now, since the model may
-                change it; None for no histogram.
+            board: TensorBoard's events.
+            site: the capture, or the part of a capture, that the picture shows.
+            tensor: the tensor of the histogram, which is made here, since the model may
+                change the tensor later; None for no histogram.
         """
         plain = as_make_grid(picture, self.options)
         counts = None
@@ -426,21 +435,22 @@ class ImageWriter:
         png = self.run.encoders.submit(plain.tiles.nbytes, partial(to_png, plain))
         self._other_tasks.append(png)
         channels = len(plain.drawn)
-        # a generator: it asks for the picture when it is posted
+        # `values` is a generator, which waits for the PNG only when it is posted
         values = board.values(
             site, png.result, picture.stats, channels, counts, self.sample.name
         )
         self.posts.append(values)
 
     def abandon(self) -> None:
-        """Remove the folder once encoders have let go of it."""
+        """Give up the image: cancel its tasks, or wait for those that have begun, and
+        remove its folder."""
         if self.closing is not None and not self.closing.cancel():
             self.closing.exception()
         self._discard()
 
     def _discard(self) -> None:
-        """Remove the folder when no encoder writes into it any more."""
-        # a task that has begun would write into a folder that is gone
+        """Cancel the tasks that write files, and remove the folder."""
+        # a task that has begun is waited for: else it would write into a removed folder
         for task in (*self._other_tasks, *self._pictures):
             if not task.cancel():
                 task.exception()  # waits
@@ -449,11 +459,15 @@ class ImageWriter:
     # What follows is run by encoders
 
     def close(self, result: ImageResult) -> ImageResult:
-        """Write the input, and the manifest once all files are there. Their tasks were
-        submitted before this one, so that no thread waits for a task that has none.
+        """Write input.png, wait for all other files, and write the manifest. The tasks of
+        these files were submitted before this one, so each of them has a thread already:
+        the wait cannot last forever.
 
         Args:
-            result: of the pass; it is returned with the rows of the pictures.
+            result: the result of the image, without the rows of its pictures.
+
+        Returns:
+            The result with these rows.
         """
         try:
             with self.folder.writing(INPUT_FILE) as file:
@@ -476,10 +490,9 @@ class ImageWriter:
         return result
 
     def _manifest(self, result: ImageResult) -> dict[str, Any]:
-        """The content of manifest.json, but for what the folder knows itself: its
-        files."""
+        """The entries of manifest.json but for those that `ImageFolder.finish` adds."""
         outcome = result.outcome
-        # of the file as it was decoded, before any resizing
+        # the size of the decoded file, before any resizing
         width, height = self.image.images[0].size
         image: dict[str, Any] = {
             "path": self.sample.name,
@@ -511,12 +524,12 @@ class ImageWriter:
         shape: Sequence[int],
         tensor_file: str | None,
     ) -> Capture:
-        """Write a picture, and its figure if there is to be one.
+        """Write a picture, and with --figure also its figure.
 
         Args:
-            site: which capture, or part of one, the picture is of.
-            shape: of the tensor that was drawn.
-            tensor_file: where its values are kept; None where they are not.
+            site: the capture, or the part of a capture, that the picture shows.
+            shape: the shape of the tensor that was drawn.
+            tensor_file: the path of the npy file of the tensor; None without such a file.
 
         Returns:
             The picture's row in the manifest.
@@ -534,14 +547,14 @@ class ImageWriter:
     def _write_figure(
         self, picture: GridPicture, site: CaptureSite, row: Capture
     ) -> str:
-        """Write the figure of a picture: its first maps with colour bars, beside the input.
+        """Write the figure of a picture: the input, and the first maps with colour bars.
 
         Args:
-            site: which capture, or part of one, the picture is of.
-            row: of the picture in the manifest, for the caption.
+            site: the capture, or the part of a capture, that the picture shows.
+            row: the row of the picture in the manifest, for the caption.
 
         Returns:
-            The file's path in the image folder.
+            The path of the figure in the image's folder.
         """
         # matplotlib is slow to import, and few runs draw figures
         from featviz.drawing import page
@@ -562,7 +575,8 @@ class ImageWriter:
 
 
 def _pass_fields(plan: PassPlan, outcome: Outcome) -> dict[str, Any]:
-    """What the manifest says of an image's pass; each key only where the pass has it."""
+    """The entries of a manifest on the forward and backward pass: the prediction,
+    detections, the target and interventions, each only if the pass had it."""
     content: dict[str, Any] = {}
     if outcome.prediction:
         content["prediction"] = [asdict(score) for score in outcome.prediction]
@@ -582,7 +596,7 @@ def _pass_fields(plan: PassPlan, outcome: Outcome) -> dict[str, Any]:
 
 
 def _intervention_fields(plan: PassPlan) -> list[dict[str, Any]]:
-    """What the manifest says of the interventions, in the order in which they are made."""
+    """The rows `interventions` of a manifest, in the order in which they are made."""
     rows = []
     for option, text in plan.options.interventions:
         change = interventions.parse(option, text)

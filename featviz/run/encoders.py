@@ -1,9 +1,8 @@
-"""Encoders: what is left to do for the files of an image, while the model is at the next
-one.
+"""Encoders make and write the files of an image, while the model runs on the next image.
 
-Threads behind a queue that is bounded in bytes (`Background`) serve what no worker
-processes divide (`run/workers.py`): a few images, a GPU, TensorBoard. A worker process
-does everything in one thread (`InRows`)."""
+`Background` has threads, and a queue that is bounded in bytes. It serves runs that are
+not divided among worker processes (`run/workers.py`): those of a few images, on a GPU, or
+with TensorBoard. A worker process does everything in its one thread (`InRows`)."""
 
 from __future__ import annotations
 
@@ -17,29 +16,31 @@ from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-QUEUE_BYTES = 64 * 2**20  # tiles that may wait for an encoder
-ROW_BYTES = 8 * 2**20  # tiles that a worker process gathers
+QUEUE_BYTES = 64 * 2**20  # the most bytes of tiles that wait for an encoder
+ROW_BYTES = 8 * 2**20  # the most bytes of tiles that a worker process gathers
 
 
 class Background:
-    """Runs tasks in threads. No more than `max_bytes` are on their way: a model that is
-    faster than its encoders would fill the memory with tiles."""
+    """Runs tasks in threads. Unfinished tasks hold no more than `max_bytes`: without this
+    bound, a model that is faster than the encoders would fill the memory with tiles."""
 
     def __init__(self, threads: int, max_bytes: int) -> None:
-        """Begin without any thread; `encoder_threads` also ends them."""
+        """Make the object; threads start with the first tasks. `encoder_threads` ends
+        them."""
         self.pool = ThreadPoolExecutor(threads, "featviz-writer")
         self.max_bytes = max_bytes
         self._sizes: dict[Future[Any], int] = {}
-        """Bytes of the tasks that were not found done yet."""
-        self._bytes = 0  # their sum
+        """The bytes of each unfinished task; `submit` removes finished ones."""
+        self._bytes = 0  # the sum of `_sizes`
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
-        """Run a task in a thread, after those that were submitted before it. Tasks come
-        from one thread at a time.
+        """Give a task to the threads, which start tasks in the order of submission. Waits
+        until there is room for the task. Only one thread may call this at a time.
 
         Args:
-            size: bytes that the task holds until it is done. This waits until there is
-                room for them; a task larger than the bound goes alone.
+            size: the bytes that the task holds until it is done. A task with more than
+                `max_bytes` waits until all others are done.
+            work: the task.
         """
         limit = max(self.max_bytes, size)
         while self._bytes + size > limit:
@@ -56,24 +57,26 @@ class Background:
 
 
 class InRows:
-    """The encoder of a worker process, which runs tasks in its only thread: a second one
-    would wait for Python's lock.
+    """The encoder of a worker process. It runs tasks in the only thread of the process: a
+    second thread would wait for Python's lock.
 
-    Tasks are gathered, and then run in a row. A task between two layers of the model
-    would find its code and its data in none of the core's caches; in a row, an image of
-    resnet18 takes a tenth less of a core."""
+    Tasks are gathered, and then run in a row. If each ran between two layers of the
+    model, its code and data would not be in the caches of the core; in a row, an image of
+    resnet18 takes a tenth less time."""
 
     def __init__(self, max_bytes: int = ROW_BYTES) -> None:
         """Begin without any task."""
         self.max_bytes = max_bytes
-        self._bytes = 0  # of tasks that wait
+        self._bytes = 0  # the bytes of the tasks that wait
         self._tasks: list[Callable[[], None]] = []
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
-        """Run a task when `run` is called, or as soon as tasks hold too much.
+        """Add a task. It runs when `run` is called, or when the tasks hold more than
+        `max_bytes`.
 
         Args:
-            size: bytes that the task holds until it is done.
+            size: the bytes that the task holds until it is done.
+            work: the task.
         """
         future: Future[T] = Future()
         self._tasks.append(partial(_complete, future, work))
@@ -92,7 +95,8 @@ class InRows:
 
 
 def _complete(future: Future[T], work: Callable[[], T]) -> None:
-    """Run `work`, and keep what it returned or raised, unless it was cancelled."""
+    """Run `work`, and put its result or its exception into `future`. Nothing is run if
+    `future` was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -105,7 +109,7 @@ Encoders: TypeAlias = Background | InRows
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: its affinity, and the quota of its control
+    """How many cores this process may use, by its affinity and the quota of its control
     group."""
     if not hasattr(os, "sched_getaffinity"):  # macOS and Windows
         return os.cpu_count() or 1
@@ -121,12 +125,12 @@ def usable_cores() -> int:
 def encoder_threads(
     threads: int | None = None, max_bytes: int = QUEUE_BYTES
 ) -> Iterator[Background]:
-    """Encoders beside the model. Leaving the block waits for all tasks, also after an
-    exception.
+    """Give the block encoders in threads. Leaving the block waits for all tasks, also
+    after an exception.
 
     Args:
-        threads: how many; None takes a quarter of the cores, at least two.
-        max_bytes: that tasks may hold together.
+        threads: the number of threads; None takes a quarter of the cores, at least two.
+        max_bytes: the most bytes that all unfinished tasks hold.
     """
     background = Background(threads or max(2, usable_cores() // 4), max_bytes)
     try:

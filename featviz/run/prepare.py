@@ -1,4 +1,5 @@
-"""What `run` and `--dry-run` do before any image goes through the model."""
+"""Prepares a run: loads the model, groups the images and chooses the layers. `run
+--dry-run`, audits and exemplars use it, too."""
 
 from __future__ import annotations
 
@@ -49,17 +50,18 @@ _GUESSES = {
     "none": "preprocessing is a guess, --preset none: values are not normalised; --mean"
     " and --std change it",
 }
-"""Warnings, by the preset that is taken."""
+"""The warnings, by the preset that is guessed."""
 
 LOOPS = "featviz.drawing.deflate"
-"""The module whose import brings numba and its compiled loops."""
+"""The module whose import also imports numba and the compiled loops, which takes long."""
 
 
 Show = Callable[
     [Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome, Recorder]
 ]
-"""Shows an input to a model: takes the arguments of its forward, hints on layouts, and a
-sink of tensors; returns what the model said, and the recorder of its hooks."""
+"""Runs the model on one input. Takes the arguments of the model's forward, hints on
+layouts, and a function that gets each captured tensor. Returns the outcome of the pass and
+the recorder of the hooks."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +69,20 @@ class ModelInput:
     """An image as the model gets it."""
 
     images: tuple[Image.Image | Raster, ...]
-    """As decoded: one, the frames of a clip, or one for each input of the model."""
+    """The decoded images: one, the frames of a clip, or one for each input of the model."""
     sha256: str
-    """The checksum of its files."""
+    """The checksum of the image's files."""
     args: list[Tensor]
     """The arguments of forward, [1, C, H, W] each (or [1, C, T, H, W]), on the CPU."""
     preprocess: Preprocess
     words: str
     """The preprocessing in words, as the manifest has it."""
     window: Window | None
-    """Where the image lies in an input that was padded; None where nothing is padded.
-    """
+    """Where the image lies in a padded input; None for an input without padding."""
 
     def background(self) -> list[Bytes]:
-        """What maps may lie over, uint8 [H, W, 3] each: the first picture that the
-        model saw, or the frames of a clip.
+        """The pictures for --overlay, uint8 [H, W, 3] each: the first image that the
+        model saw, or all frames of a clip.
 
         Raises:
             UsageError: the input is not an image.
@@ -97,15 +98,15 @@ class ModelInput:
 
     @property
     def placement(self) -> Window:
-        """Where all of the file's image lies in the input, in pixels; beyond the edges
-        of the input where it was cropped."""
+        """Where the whole image of the file lies in the input, in pixels of the input. If
+        the image was cropped, this window reaches beyond the input."""
         height, width = self.args[0].shape[-2:]
         if self.preprocess.transform is not None:
             return Window(0, 0, height, width)
         return self.preprocess.chain.placed(self.images[0].size, (height, width))
 
     def in_file(self, detections: Sequence[Detection]) -> tuple[Detection, ...]:
-        """Boxes in pixels of the file's image, and not beyond its edges.
+        """Convert boxes to pixels of the file's image, and cut them at its edges.
 
         Args:
             detections: boxes in pixels of the model's input.
@@ -129,31 +130,31 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known of a run before the first image."""
+    """A run that is ready for its first image."""
 
     options: RunOptions
     model: LoadedModel
     samples: tuple[Sample, ...]
-    """Those of the whole run, whichever shard takes them."""
+    """The images of the whole run, all shards included."""
     blank: list[Tensor]
     """Zeros in the shapes of the first image's inputs."""
     image_size: tuple[int, int]
-    """Height and width in pixels of the image in the first input, without padding."""
+    """Height and width in pixels of the first image in the first input, without padding."""
     layers: list[Layer]
     plan: PassPlan
     books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
-    """Hints on layouts, by shape of the input; a series has the same for all of its
-    steps."""
+    """Hints on layouts, by the shape of the first input; `hints` fills it. All steps of a
+    series share one dict."""
 
     def hints(self, args: Sequence[Tensor]) -> HintBook:
         """Hints on the layout of each layer's tensors, for inputs of this shape."""
         shape = tuple(args[0].shape)
         if shape not in self.books:
             book = HintBook(self.model.module, shape, self.options.draw.tensor_layout)
-            # A layout that one input settled holds for all: pictures of a run are
-            # compared with each other. Inputs of the first image's shape settle their
-            # own, even where a resumed run begins with another image: in them receptive
-            # fields are followed.
+            # People compare the pictures of a run, so layouts that one input settled hold
+            # for all shapes. Only inputs of the first image's shape settle their own,
+            # also if a resumed run begins with another image: receptive fields are
+            # followed only in them.
             if self.books and shape != self.blank[0].shape:
                 book.settle_as(next(iter(self.books.values())))
             self.books[shape] = book
@@ -161,10 +162,16 @@ class Prepared:
 
     @contextmanager
     def watched(self, layers: Sequence[Layer] | None = None) -> Iterator[Show]:
-        """Put the model into eval mode and its hooks in place, on these layers or those
-        of the run, for any number of images. The sink takes the site and the tensor of
-        each capture, and the gradient at the tensor where class activation maps are
-        drawn."""
+        """Put the model into eval mode, and hooks on its layers, while the block shows
+        any number of images.
+
+        Args:
+            layers: the layers to capture; None captures those of the run.
+
+        Yields:
+            A function that shows an image. It hands each captured tensor to a sink: the
+            site, the tensor and, for class activation maps, the gradient at the tensor.
+        """
         layers = self.layers if layers is None else layers
         with (
             in_eval_mode(self.model.module, self.plan.backward),
@@ -177,6 +184,7 @@ class Prepared:
                 def attend(
                     args: Sequence[Tensor], book: HintBook, take: Callable[..., None]
                 ) -> tuple[Outcome, Recorder]:
+                    """Show an image, and follow attention through the layers."""
                     sink = with_attention(path, book, str(draw.reduce), take)
                     with attended(path):
                         return hooks.show(args, book, sink)
@@ -193,9 +201,9 @@ class Prepared:
 def files_read(
     model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()
 ) -> list[Path]:
-    """The files that images and a model are read from: nothing may be written there."""
-    # thousands of images may be in one archive
-    files: dict[Path, None] = {}  # in their order, each once
+    """The files that images and a model are read from. No result may be written there."""
+    # A dict keeps each file once, in order: thousands of images may be in one archive.
+    files: dict[Path, None] = {}
     for sample in samples:
         for path in sample.paths:
             inside_archive = decode.split_member(path)
@@ -214,7 +222,7 @@ def prepare(
     layers.
 
     Args:
-        images: as `find_images` has found them.
+        images: the samples from `find_images`.
 
     Raises:
         FeatvizError: the model cannot be loaded or fails, the first image cannot be
@@ -224,9 +232,9 @@ def prepare(
     Thread(
         target=import_module, args=(LOOPS,), name="featviz-loops", daemon=True
     ).start()
-    loaded = fitted(load_model(model, options.inputs), images)
+    loaded = choose_preprocessing(load_model(model, options.inputs), images)
     # after the model: it decides whether files are images, clips or pairs
-    samples = grouped(images, loaded.preprocess, options.inputs.frames)
+    samples = group_samples(images, loaded.preprocess, options.inputs.frames)
     blank, image_size = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     for text in options.draw.tensor_layout:
@@ -239,17 +247,18 @@ def prepare(
     return Prepared(options, loaded, tuple(samples), blank, image_size, layers, plan)
 
 
-def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
-    """The model with the preprocessing of a run: of vectors, where its first layer is
-    linear and the first file holds as many numbers; else as it is. Warns where neither
-    the model nor the user says how images go in.
+def choose_preprocessing(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
+    """The model with the preprocessing of a run. This is the model's own; but if the first
+    layer is linear, and the first file holds a vector of as many numbers as the layer
+    takes, vectors go in as they are. Warns if the preprocessing is a guess.
 
     Raises:
         LoadError: a tensor of the module has no values (it is on the device meta).
     """
     refuse_meta(loaded.module)
     preprocess = loaded.preprocess
-    # an MLP of flattened digits takes images as well, which its own code flattens
+    # The file decides: a model with a linear first layer may also take images, which its
+    # own code flattens.
     features = None
     if preprocess.transform is None:
         features = first_features(loaded.module)
@@ -280,12 +289,15 @@ def _holds_vector(sample: Sample, features: int) -> bool:
 def find_images(
     images: Sequence[str], options: RunOptions | AuditOptions | ExemplarOptions
 ) -> list[Sample]:
-    """Check the options and find the images. `--input` counts as one image without a
-    file, by the name of its first tensor.
+    """Check the options, and find the images. `--input` counts as one image without a
+    file, with the name of its first tensor.
+
+    Args:
+        images: files, folders, archives, URLs or globs, as on the command line.
 
     Raises:
-        UsageError: an option is bad, `--input` stands beside images or a transform, or
-            no image is found.
+        UsageError: an option is bad, `--input` is given together with images or with a
+            transform, or no image is found.
     """
     inputs = options.inputs
     outside = options.out
@@ -304,17 +316,18 @@ def find_images(
     return [Sample(inputs.input[0].partition("=")[0], ())]
 
 
-def grouped(
+def group_samples(
     samples: Sequence[Sample], preprocess: Preprocess, frames: int | None
 ) -> list[Sample]:
-    """Samples as the model takes them: images, clips, or several images at once.
+    """Put files together as the model takes them: as single images, as clips, or as
+    groups of one image for each input.
 
     Args:
-        samples: of one file each, as from `find_images`.
-        frames: how many images are taken of a video, for a model of single images; None
-            takes the first frame.
+        samples: the samples from `find_images`, with one file each.
+        frames: how many frames of a video are drawn, for a model of single images; None
+            takes only the first frame.
     """
-    # an image model takes frames of a video one by one
+    # a model of single images takes the frames of a video one by one
     if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
         samples = find.stills(samples, frames)
     if preprocess.frames is not None:
@@ -330,12 +343,11 @@ def read_input(
     """Decode a sample and preprocess it.
 
     Args:
-        quiet: warn of nothing, such as frames that are left out.
+        quiet: suppress warnings, such as of frames that are left out.
 
     Raises:
-        ImageError: a file cannot be read, or the model does not take what it holds.
+        ImageError: a file cannot be read, or the model does not take its content.
     """
-    # decode is told what the model takes: channels, frames, or the file's own numbers
     chain = preprocess.chain
     frames = preprocess.frames
     expected = ExpectedImage(
@@ -361,13 +373,17 @@ def read_input(
 def blank_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> tuple[list[Tensor], tuple[int, int]]:
-    """Zeros in the shapes of the first readable sample's inputs, and the height and
-    width in pixels that the image has in the first of them, without padding. Where no
-    sample can be read, the shapes are those that the preprocessing itself says."""
+    """Make blank inputs of the model.
+
+    Returns:
+        Zeros, a tensor for each input of the model, in the shapes that the first readable
+        sample gives; if no sample can be read, in those of the preprocessing. And the
+        height and width in pixels of the image in the first input, without padding.
+    """
     preprocess = loaded.preprocess
     blank = preprocess.blank()
     window = None
-    # else all inputs have the same size, and no file need be read
+    # for any other preprocessing, all inputs have one size, and no file need be read
     if preprocess.chain.own_size or preprocess.frames is not None:
         for sample in samples:
             with suppress(ImageError):
@@ -385,8 +401,11 @@ def blank_input(
 
 
 def check_options(options: RunOptions) -> None:
-    """Refuse bad options of a run before any work."""
-    # contradictions first, which need no look at any file
+    """Refuse bad options of a run before any work.
+
+    Raises:
+        UsageError: an option is bad, or two options contradict each other.
+    """
     if options.resume and options.overwrite:
         raise UsageError(
             "resume and overwrite exclude each other",
@@ -406,14 +425,14 @@ def check_options(options: RunOptions) -> None:
 
 
 def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
-    """Refuse bad drawing options, those of `grid` and `kernels` as well.
+    """Refuse bad drawing options of `run`, `grid` or `kernels`.
 
     Args:
-        board: the folder for TensorBoard's events; None where none are written.
+        board: the folder for TensorBoard's events; None writes no events.
 
     Raises:
-        UsageError: an option is bad, or what it needs (matplotlib, TensorBoard) is not
-            installed.
+        UsageError: an option is bad, or the library that it needs (matplotlib,
+            TensorBoard) is not installed.
     """
     draw.check()
     for text in draw.tensor_layout:

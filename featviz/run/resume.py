@@ -1,6 +1,5 @@
-"""Where a run is written: a place that no other run is written into, hidden where it is
-to replace another run; run.json as it grows; images of an earlier run that can be
-kept."""
+"""Opens and locks the folder that a run is written into, decides whether an earlier run
+there may go on, and writes run.json."""
 
 from __future__ import annotations
 
@@ -32,28 +31,29 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked_destination(options: RunOptions) -> Iterator[Folder]:
-    """Lock the folder that the run is written into, and open it. Where `out` holds a run
-    that is to be replaced, it is a hidden folder, which takes the place of `out` at the
-    end; else it is `out`. Other shards of the run may write there meanwhile.
+    """Lock and open the folder that the run is written into: `out`, or, to replace an
+    earlier run, a hidden folder that is renamed to `out` at the end. Other shards of the
+    run may write into the folder at the same time.
 
     Args:
-        options: let pass by `prepare.check_options`, so never `overwrite` with a shard.
+        options: must have passed `prepare.check_options`, so that `overwrite` and a shard
+            never stand together.
 
     Raises:
-        StoreError: another process writes it, it holds something else, or it cannot be
-            written.
+        StoreError: another process writes into the folder, it holds files that are not of
+            a run, or it cannot be written.
     """
     out = options.folder
-    # a mount point, or a folder in one that may not be written, cannot be renamed: its
-    # earlier run is removed before the new one is written
+    # A mount point cannot be renamed, nor can a folder whose parent may not be written.
+    # There `open_run` removes the earlier run before the new one is written.
     can_rename = not real(out).is_mount() and os.access(real(out).parent, os.W_OK)
     if options.overwrite and can_rename and holds_run(out):
         with replacing(out, RUN) as new:
             yield new
         return
     with locks.held(out, options.shard):
-        # an earlier run is refused by `open_run`, when the layers are known: a misspelt
-        # one is to be named first
+        # `overwrite=True`: `open_run` refuses an earlier run later, when the layers are
+        # known, so that the user learns of a misspelt layer first
         check_destination(options, overwrite=True)
         with reported(out):
             folder = Folder.open(out)
@@ -62,22 +62,23 @@ def locked_destination(options: RunOptions) -> Iterator[Folder]:
 
 
 def check_destination(options: RunOptions, overwrite: bool) -> None:
-    """Refuse, before the model is loaded, a place that cannot be written.
+    """Refuse, before the model is loaded, a folder that the run cannot be written into.
 
     Args:
-        overwrite: whether an earlier run may be there.
+        overwrite: whether the folder may hold an earlier run.
 
     Raises:
-        StoreError: something else is there, or an earlier run that may not.
+        StoreError: the folder holds files that are not of a run, or an earlier run
+            without `overwrite`.
     """
-    # a run that is there is compared later, when the layers are known
-    there = (options.resume or options.shard is not None) and holds_run(options.folder)
-    if not there:
+    # `open_run` compares a run that is to go on with this one, when the layers are known
+    may_join = options.resume or options.shard is not None
+    if not (may_join and holds_run(options.folder)):
         check_free(options.folder, RUN, overwrite)
 
 
 def alone_among_shards(options: RunOptions) -> AbstractContextManager[None]:
-    """A block in which no other shard of the run opens the run directory, or writes
+    """A context in which no other shard of the run opens the run directory, or writes
     run.json."""
     if options.shard is None:
         return nullcontext()
@@ -85,35 +86,37 @@ def alone_among_shards(options: RunOptions) -> AbstractContextManager[None]:
 
 
 class RunDocument:
-    """The content of run.json: what runs, and what became of the images."""
+    """The content of run.json: the settings of the run, and the names and errors of its
+    images."""
 
     def __init__(self, record: Mapping[str, Any], samples: Sequence[Sample]) -> None:
         """Begin with no image finished.
 
         Args:
-            record: from `run_record`: what decides how images are drawn, without the
-                images.
-            samples: of the whole run, whichever process or shard takes them.
+            record: the settings of the run, from `run_record`.
+            samples: the images of the whole run, all shards included.
         """
         self.record = dict(record)
         self.names = [sample.name for sample in samples]
         self.fingerprint = fingerprint(self.record)
-        """sha256 of the model and the options: what has the same was drawn in the same
-        way."""
+        """SHA-256 of the settings. Images with the same fingerprint were drawn in the
+        same way."""
         self.errors: dict[str, str | None] = {}
-        """The error of each finished image, by its name; None for one without."""
+        """The error of each finished image, by the image's name; None for an image
+        without an error."""
         self.failed = 0
-        """Images that have failed by now, those of other shards included."""
+        """How many images had failed when run.json was last written, those of other
+        shards included."""
 
     def write(self, run: RunDirectory) -> list[str]:
-        """Write run.json, the images in their order, and count in `failed`. A shard does so within
-        `alone_among_shards`, since run.json is that of all shards.
+        """Write run.json, and set `failed`. A shard must call this within
+        `alone_among_shards`, since all shards share run.json.
 
         Returns:
-            The names of the images that are missing.
+            The names of the images that are neither complete nor failed.
         """
-        # another shard or an earlier run may have left manifests of images that are not
-        # of this process, or failures in run.json
+        # images that this process has not drawn may be complete, or may have failed, by
+        # another shard or an earlier run
         earlier_errors = run.before().errors
         complete = []
         failures = []
@@ -136,14 +139,13 @@ class RunDocument:
 
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
-    """All that decides what is drawn, and nothing else: no time, place or number of
-    threads."""
+    """The settings of a run: everything that changes its pictures, and nothing else, so
+    no time, place or number of threads. The fingerprint is made of these."""
     model = prepared.model
     options = prepared.options
-    # A fingerprint is made of this: what does not change pictures may not be in it,
-    # and what does may not be missing.
     inputs = structs.asdict(options.inputs)
-    for name in ("transform", "forward_args", "input"):  # which the preprocessing names
+    # the entry `preprocessing` names these three
+    for name in ("transform", "forward_args", "input"):
         del inputs[name]
     return {
         **versions(),
@@ -165,16 +167,18 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 def open_run(
     folder: Folder, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
-    """The run directory from `locked_destination`: a new one, the one that is there
-    with `resume`, or the one that other shards write.
+    """Open the run directory in a folder from `locked_destination`, and write run.json.
+    With `resume`, or if other shards write there, the run that the folder holds goes on;
+    otherwise an earlier run is removed.
 
     Args:
-        document: of this run; it is written before any image is drawn.
+        folder: the folder from `locked_destination`.
+        document: the run.json of this run; it is written before any image is drawn.
         samples: the images of this shard.
 
     Raises:
-        StoreError: the folder holds something that this run may not go on with, or
-            replace.
+        StoreError: the folder holds a run with other settings, or files that this run may
+            not replace.
     """
     options = prepared.options
     with alone_among_shards(options):
@@ -185,16 +189,16 @@ def open_run(
             _check_same(options, document, record)
             if not options.resume:
                 _check_shard_is_empty(run, options, samples)
-        # a shard that finds no run.json may be the first of several: what it may write
-        # beside, `locked_destination` has checked
+        # A shard that finds no run.json is the first to begin: there is nothing to remove,
+        # since `locked_destination` has refused a folder with other files.
         elif options.resume or options.shard is None:
             earlier = check_free(folder.path, RUN, options.overwrite)
             if earlier is not None:
                 run.clear(earlier)
         if options.resume:
             _warn_of_surplus(run, document)
-        # hidden folders that no process is writing into: of this shard's images, and of
-        # those that are not inputs any more; other shards may be writing theirs
+        # No process writes hidden folders of this shard's images, or of images that are
+        # no longer inputs. Those of other shards are left alone: they may be at work.
         removed = set(run.before().names).difference(document.names)
         run.clear_images([*(sample.name for sample in samples), *removed])
         document.write(run)
@@ -202,7 +206,7 @@ def open_run(
 
 
 def _warn_of_surplus(run: RunDirectory, document: RunDocument) -> None:
-    """Warn of images that an earlier run drew, and this one does not have."""
+    """Warn of images in the run directory that are no longer inputs of the run."""
     names = {safe_path(name) for name in document.names}
     surplus = [quoted(path) for path in run.complete if path not in names]
     if surplus:
@@ -218,18 +222,19 @@ def _check_same(
     """Refuse to go on with a run that had other settings.
 
     Args:
-        document: of this run.
-        record: the content of the run.json that is there.
+        document: the run.json of this run.
+        record: the content of the run.json in the run directory.
 
     Raises:
-        StoreError: they differ in what decides how images are drawn.
+        StoreError: the settings differ.
     """
-    # as JSON has it, which the other one was read from: lists for tuples, text for paths
+    # `record` was read from JSON, so both have lists for tuples, and text for paths
     new = json.loads(json.dumps(document.record, default=str))
     different = differences(settings_of(record), new)
     if different:
         option = "--resume:" if options.resume else "--out"
-        # other options choose other layers, which is no news beside them
+        # Differences of options begin with "there". Other options also choose other
+        # layers, so only the options are named then.
         reasons = [text for text in different if text.startswith("there ")] or different
         raise StoreError(
             f"{option} {options.folder} holds another run: {listed(reasons, 2, '; ')}",
@@ -240,7 +245,11 @@ def _check_same(
 def _check_shard_is_empty(
     run: RunDirectory, options: RunOptions, samples: Sequence[Sample]
 ) -> None:
-    """Refuse to draw the images of a shard twice: StoreError where one is complete."""
+    """Refuse to draw the images of a shard twice; StoreError if an image is complete.
+
+    Args:
+        samples: the images of the shard.
+    """
     done = sum(run.is_complete(sample.name) for sample in samples)
     if done:
         raise StoreError(

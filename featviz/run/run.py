@@ -39,11 +39,11 @@ from featviz.text import counted, layer_named, listed, quoted
 
 log = logging.getLogger(__name__)
 
-_NAMED = 5  # layers that gave NaN or infinite values which a warning names
-SAVED_EVERY = 5.0  # seconds between two writings of run.json while a run goes on
-_SHARE_OF_SAVING = 0.02  # of the time that may go into it, however long run.json grows
+_NAMED = 5  # how many layers with NaN or infinite values a warning names
+SAVED_EVERY = 5.0  # at least this many seconds lie between two writings of run.json
+_SHARE_OF_SAVING = 0.02  # at most this share of the time goes into writing run.json
 Progress = Callable[[ImageResult, int], None]
-"""Called with each finished image and how many there are in all."""
+"""Called with each finished image, and with the number of all images."""
 
 
 def run(
@@ -55,10 +55,10 @@ def run(
     """Draw the feature maps of images into a run directory.
 
     Args:
-        model: as the user named it, or loaded already.
+        model: the options that name a model, or a loaded model.
         images: files, folders, archives, URLs or globs, as on the command line.
-        progress: called with all there is to know of each image. The result has only
-            names and errors, so that it does not grow with every picture.
+        progress: called with the full result of each image. The results that are
+            returned lack the rows of their pictures, which would fill the memory.
 
     Raises:
         FeatvizError: nothing could be begun, or the run directory could not be written.
@@ -76,8 +76,8 @@ def run(
                 drawing = Drawing(prepared, run_directory, document.fingerprint, board)
                 results = _draw(drawing, samples_of_shard, document, progress, stop)
         except BaseException:
-            # run.json names what is complete; what is raised matters more than a fault
-            # of this
+            # Write run.json, which names the complete images. An error of this is
+            # dropped, since the first error matters more.
             with suppress(FeatvizError, BrokenPipeError), alone_among_shards(options):
                 document.write(run_directory)
             raise
@@ -103,24 +103,28 @@ def _draw(
     progress: Progress,
     stop: Event,
 ) -> list[ImageResult]:
-    """Draw images and save run.json now and then; what became of each, without rows.
-    Warns of values that are not finite, and of channels that layers lack.
+    """Draw images, and write run.json now and then. Warns of NaN and infinite values, and
+    of chosen channels that a layer does not have.
 
     Args:
-        samples: those of this shard.
-        document: learns of each image.
-        stop: ends it after the image under way.
+        samples: the images of this shard.
+        document: gets the error of each image, or None for an image without one.
+        stop: ends the loop after the current image.
+
+    Returns:
+        The results of the images, without the rows of their pictures.
     """
     images = []
-    images_by_layer: Counter[str] = Counter()  # with NaN or infinite values
+    # by label of the layer: the number of images with NaN or infinite values
+    images_by_layer: Counter[str] = Counter()
     chosen_channels = drawing.prepared.options.draw.channels
-    channels: dict[str, range] = {}  # that there are, by the layer's label
+    channels: dict[str, range] = {}  # all channels of a layer, by its label
     save_at = monotonic() + SAVED_EVERY
     with closing(draw_images(drawing, samples, stop)) as results:
         for result in results:
             document.errors[result.name] = result.error
             if not result.kept:
-                # in the order of the model, each layer once
+                # a layer may have several rows; the dict counts it once
                 images_by_layer.update(
                     {row.label: 1 for row in result.rows if row.nonfinite}
                 )
@@ -144,7 +148,11 @@ def _draw(
 
 
 def _warn_of_nonfinite(images_by_layer: Mapping[str, int]) -> None:
-    """Name the layers with NaN or infinite values, and in how many images."""
+    """Warn of layers with NaN or infinite values.
+
+    Args:
+        images_by_layer: in how many images a layer has such values, by its label.
+    """
     layers = [
         f"{layer_named(quoted(name))} ({counted(count, 'image')})"
         for name, count in images_by_layer.items()
@@ -157,15 +165,15 @@ def _warn_of_nonfinite(images_by_layer: Mapping[str, int]) -> None:
 
 @contextmanager
 def _board(prepared: Prepared) -> Iterator[Board | None]:
-    """TensorBoard's events of this run, in a folder of its own, with the kernels of its
-    layers; None where the user wants none."""
+    """Open TensorBoard's events of this run, and write the kernels of its layers into
+    them. None if the user wants no events."""
     options = prepared.options
     if options.tensorboard is None:
         yield None
         return
     folder = tensorboard.run_folder(options.tensorboard, options.folder)
     with tensorboard.opened(folder, options.folder) as board:
-        # kernels are the same for all images: once a run, by its first shard
+        # kernels are the same for all images, so only the first shard writes them
         is_first = options.shard is None or options.shard.index == 0
         if board is not None and is_first and not options.resume:
             with in_eval_mode(prepared.model.module):
@@ -176,10 +184,10 @@ def _board(prepared: Prepared) -> Iterator[Board | None]:
 def draw_into(
     folder: Folder, prepared: Prepared, board: Board | None
 ) -> list[ImageResult]:
-    """Draw all images of a run, in this process, into a folder, which is empty and
-    becomes a run directory.
+    """Draw all images of a run in this process.
 
     Args:
+        folder: an empty folder, which becomes the run directory.
         board: TensorBoard's events; None writes none.
     """
     document = RunDocument(run_record(prepared), prepared.samples)
@@ -193,21 +201,23 @@ def draw_into(
 
 @contextmanager
 def stop_requests() -> Iterator[Event]:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets; the same signal once more
-    raises KeyboardInterrupt (torchrun and schedulers send several). A signal stays
-    ignored where whoever started this process has ignored it (`nohup`, or a shell's
-    `&`). Outside of the main thread nothing sets the event."""
+    """Give the block an event that SIGINT, SIGTERM or SIGHUP sets. A second signal with
+    the same number raises KeyboardInterrupt; with another number it does nothing, since
+    torchrun and schedulers send several. Signals that this process was started to ignore
+    (`nohup`, or a shell's `&`) stay ignored. In another than the main thread, nothing
+    sets the event."""
     event = Event()
     seen = set()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        """Handle a signal: set the event, or raise KeyboardInterrupt."""
         if number in seen:
             raise KeyboardInterrupt
         seen.add(number)
         event.set()
         log.warning("stopping after this image; once more to stop at once")
 
-    # Python sets handlers in its main thread alone
+    # Python allows handlers of signals only in the main thread
     if current_thread() is not main_thread():
         yield event
         return

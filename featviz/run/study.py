@@ -22,10 +22,10 @@ from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import Sample
 from featviz.run.prepare import (
     ModelInput,
+    choose_preprocessing,
     files_read,
     find_images,
-    fitted,
-    grouped,
+    group_samples,
     read_input,
 )
 from featviz.run.visit import ImageJob, in_batches, read_jobs, visit
@@ -106,9 +106,11 @@ def begin_study(
         check_apart(file.path, file.option, inputs)
         check_file(file.path, file.kind, file.option, options.overwrite)
     with replacing(options.out, record_name, options.overwrite) as folder:
-        loaded = fitted(load_model(model, options.inputs), samples)
+        loaded = choose_preprocessing(load_model(model, options.inputs), samples)
         frames = options.inputs.frames
-        yield StudyInputs(folder, loaded, grouped(samples, loaded.preprocess, frames))
+        yield StudyInputs(
+            folder, loaded, group_samples(samples, loaded.preprocess, frames)
+        )
 
 
 class Collector(Protocol):

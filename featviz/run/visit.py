@@ -1,8 +1,9 @@
-"""The one loop over images: each is read ahead, shown to the model, and yielded.
+"""The loop over images: each image is read, shown to the model, and yielded. A thread
+reads the next images while the model runs.
 
-`run`, `cam`, `audit`, `exemplars` and the drawing of trainings differ in the function
-`show` that they bring: it runs the model, whose hooks hand each tensor to a drawer, a
-counter or a top list."""
+`run`, `cam`, `audit`, `exemplars` and the drawing of trainings share this loop. Each has
+its own function `show`, which runs the model; hooks of the model then draw its tensors,
+or count in them."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from featviz.errors import (
 from featviz.records import Sample
 from featviz.run.results import ImageResult
 
-Input = TypeVar("Input")  # what is read of an image, as the model takes it
-T = TypeVar("T")
+Input = TypeVar("Input")  # an image as the model takes it
+T = TypeVar("T")  # what `show` returns
 
-READERS_OF_STORES = 8  # threads that read images of a store
+READERS_OF_STORES = 8  # threads that read images from a store
 
 log = logging.getLogger(__name__)
 
@@ -38,22 +39,23 @@ class ImageJob(Generic[Input, T]):
     """An image on its way through the model."""
 
     number: int
-    """Its index among the samples."""
+    """The index of the image among the samples."""
     sample: Sample
     input: Input | None = None
-    """None where it cannot be read, or need not be."""
+    """The image as the model takes it; None for an image with `kept` or `error`."""
     result: T | None = None
-    """What `show` returned for it, and for those that went through the model with it.
-    """
+    """What `show` returned for the batch of this image; None before that."""
     kept: ImageResult | None = None
-    """What an earlier run made of it: then it is neither read nor shown."""
+    """The result of an earlier run, if it is still good: then the image is neither read
+    nor shown."""
     error: FeatvizError | None = None
+    """Why the image could not be read, or not be shown."""
 
 
 ShowImages: TypeAlias = Callable[[Sequence[ImageJob[Input, T]]], T]
 """Runs the model on images whose inputs have the same shapes."""
 EarlierResult: TypeAlias = Callable[[Sample], ImageResult | None]
-"""What an earlier run made of a sample, if that is still good."""
+"""Returns the result of an earlier run for a sample, if it is still good, else None."""
 
 
 def visit(
@@ -66,18 +68,18 @@ def visit(
     batch_size: int = 1,
     stop: Event | None = None,
 ) -> Generator[ImageJob[Input, T], None, None]:
-    """Show each image to the model and yield what became of it, in order.
+    """Show each image to the model, and yield its job, in order.
 
     Args:
-        read: decodes and prepares a sample, in a thread that is ahead of the model.
-        show: runs the model on an image, or on neighbours whose inputs have the same
-            shapes. Its ForwardError or UsageError is the image's own: of several, each
-            is shown again alone.
-        numbers: indices of the samples that are shown, in this order; None shows all.
-        kept: what an earlier run made of a sample, if that is still good; by the
-            reading thread.
-        batch_size: how many neighbours are shown together at most.
-        stop: ends the loop before the next image.
+        read: decodes and prepares a sample. A thread calls it while the model runs.
+        show: runs the model on a batch of images whose inputs have the same shapes. If it
+            raises a ForwardError or UsageError for several images, each of them is shown
+            once more in a batch of its own; for one image, the job gets the error.
+        numbers: the indices of the samples to show, in this order; None shows all.
+        kept: looks for the result of an earlier run; None shows all images. The reading
+            thread calls it.
+        batch_size: the most images in a batch.
+        stop: if it is set, the loop ends before the next batch.
     """
     jobs = read_jobs(samples, read, numbers, batch_size, kept)
     batches: Iterator[list[ImageJob[Input, T]]] = ([job] for job in jobs)
@@ -95,9 +97,10 @@ def _show_together(
     jobs: Sequence[ImageJob[Input, T]],
     show: ShowImages[Input, T],
 ) -> None:
-    """Show the images that could be read to the model in one pass, and give each job the
-    result, which they share, or the error. Where a pass of several images fails, each
-    is shown once more alone, since nothing else tells which of them is at fault."""
+    """Show a batch of images to the model in one pass. Jobs without an input are left as
+    they are; all others get the result of the pass. If a pass of several images fails,
+    each image is shown once more in a pass of its own, to find the one that fails; that
+    job gets the error."""
     readable = [job for job in jobs if job.input is not None]
     if not readable:
         return
@@ -122,21 +125,25 @@ def read_jobs(
     ahead: int,
     kept: EarlierResult | None = None,
 ) -> Generator[ImageJob[Input, Any], None, None]:
-    """Read images in threads, ahead of the caller, and yield them in order. To close it
-    waits for what is being read, and drops the rest.
+    """Read images in threads, before the caller asks for them, and yield their jobs in
+    order. Closing the generator waits for the images that are being read, and drops the
+    rest.
 
     Args:
-        numbers: indices of the samples that are read, in this order; None reads all of
-            them.
-        ahead: how many images are read while the caller has one; more from a store.
-        kept: as in `visit`.
+        read: decodes and prepares a sample.
+        numbers: the indices of the samples to read, in this order; None reads all.
+        ahead: how many images are read before the caller asks for them; at least one, or
+            READERS_OF_STORES from a store.
+        kept: as for `visit`.
     """
 
     def read_job(number: int) -> ImageJob[Input, Any]:
-        """A sample that was read, or is kept from an earlier run, or failed."""
+        """Make the job of a sample: with the result of an earlier run, else with the
+        input, else with the error."""
         job = ImageJob[Input, Any](number, samples[number])
         try:
-            # here, beside the model: the checksum of the file takes as long as reading it
+            # In this thread, since `kept` makes the checksum of the file, which takes as
+            # long as reading it.
             if kept is not None:
                 job.kept = kept(job.sample)
             if job.kept is None:
@@ -147,12 +154,13 @@ def read_jobs(
         return job
 
     numbers = range(len(samples)) if numbers is None else numbers
-    # There is no model to read one image beside, and the thread would cost a worker
-    # process, which gets one at a time, a tenth of resnet18's time for an image.
+    # For one image a thread gains nothing, since no model runs meanwhile. A worker
+    # process reads one image at a time: a thread for each would cost it a tenth of the
+    # time of resnet18.
     if len(numbers) == 1:
         yield from map(read_job, numbers)
         return
-    # a store answers after a tenth of a second, and many requests at once
+    # a store takes a tenth of a second to answer, but answers many requests in parallel
     is_remote = bool(samples) and samples[0].is_remote
     readers = READERS_OF_STORES if is_remote else 1
     pool = ThreadPoolExecutor(readers, "featviz-reader")
@@ -171,17 +179,18 @@ def read_jobs(
 def in_batches(
     jobs: Iterable[ImageJob[Any, Any]], batch_size: int
 ) -> Iterator[list[ImageJob[Any, Any]]]:
-    """Put neighbours whose inputs have the same shapes together.
+    """Divide jobs into batches of successive images whose inputs have the same shapes.
 
     Args:
-        jobs: the `args` of their inputs are tensors; inputs without `args` fit together.
-        batch_size: inputs in a batch at most. Jobs without an input do not count: images
-            that cannot be read, and those that are kept from an earlier run.
+        jobs: the jobs of the images, in order. The `args` of an input are tensors; inputs
+            without `args` fit into any batch.
+        batch_size: the most inputs in a batch. Jobs without an input (images that cannot
+            be read, or are kept from an earlier run) do not count.
     """
     batch: list[ImageJob[Any, Any]] = []
-    shapes: list[Any] = []  # of the inputs in the batch, all equal
+    shapes: list[Any] = []  # the shapes of the inputs in the batch, all equal
     for job in jobs:
-        # a job without an input goes along, so that all come in their order
+        # jobs without an input stay in the batch, so that the order of the jobs is kept
         if job.input is not None:
             shape = [arg.shape for arg in getattr(job.input, "args", ())]
             if shapes and shape != shapes[0]:

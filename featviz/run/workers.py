@@ -1,18 +1,17 @@
-"""Images side by side: worker processes, each with a copy of the model and one torch
-thread.
+"""Draws several images at the same time, in worker processes, each with a copy of the
+model and one torch thread.
 
-Threads cannot do it: the model, the encoders and the reader of one process share
-Python's global lock, so that a run uses little more than one core, whatever the machine
-has. Processes share nothing but the memory that they inherit: a worker is forked (25
-ms) when the model is loaded and the first image is drawn, and so has the weights, the
-compiled loops and all that was found out about the model's layers.
+Threads would not help: the model, the encoders and the reader of one process share
+Python's global lock, and use little more than one core. A worker process is forked when
+the model is loaded and the first image is drawn, which takes 25 ms. It inherits the
+weights, the compiled loops, and the layouts of the layers that the first image settled.
 
     parent   number of an image ──► worker: read, run the model, draw, write the image's folder
              its result, in order ◄── a small record
 
 A forked child must not start a second thread of OpenMP, whose threads did not survive
-the fork; hence one torch thread, as in the workers of torch's DataLoader. It also makes
-the bytes of a run independent of the number of workers."""
+the fork. So it has one torch thread, as the workers of torch's DataLoader do. This also
+makes the bytes of a run independent of the number of workers."""
 
 from __future__ import annotations
 
@@ -48,10 +47,10 @@ from featviz.text import counted
 R = TypeVar("R")
 
 FEWEST_IMAGES = 4
-"""Images of a run below which one process draws them all: a fork and its copies of
-pages cost about half an image."""
+"""A run of fewer images is drawn by one process: a fork, and the pages of memory that it
+copies, cost as much time as half an image."""
 SPARE_BYTES = 256 * 2**20
-"""Memory that is left to other programs when workers are counted."""
+"""How much of the free memory is left to other programs."""
 
 _FORK: Any = None
 if sys.platform == "linux" and hasattr(os, "fork"):
@@ -62,55 +61,56 @@ SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
     if hasattr(signal, name)
 )
-"""Those that ask a run to end; SIGHUP comes when the terminal closes, and Windows has
-none."""
+"""The signals that ask a run to end. SIGHUP comes when the terminal closes; Windows does
+not have it."""
 
 log = logging.getLogger(__name__)
 
 
 class WorkerDiedError(FeatvizError):
-    """A worker process ended without a word: it was killed, or native code crashed."""
+    """A worker process ended without an answer: it was killed, or native code crashed."""
 
 
 Work: TypeAlias = Callable[[Iterator[int]], Iterable[R]]
-"""What a worker does: it takes numbers until there are no more, and yields a result for
-each. It runs in the worker, where it may hold on to what it needs for all of them."""
+"""Runs in a worker: takes the numbers of images until there are no more, and yields a
+result for each."""
 Lost: TypeAlias = Callable[[int, WorkerDiedError], R]
-"""Makes the result of a number whose worker has died twice."""
+"""Makes the result of an image, by its number, at which two workers have died."""
 
 
 @dataclass
 class Answer(Generic[R]):
-    """What a worker says of one image."""
+    """The answer of a worker for one image: a result or an error."""
 
     number: int
-    """Which of the images it is."""
+    """The number of the image."""
     result: R | None = None
     error: BaseException | None = None
-    """What ended the worker; it ends the run, too."""
+    """The exception that ended the worker; it also ends the run."""
     records: list[logging.LogRecord] = field(default_factory=list)
-    """What was logged meanwhile, which only the parent may print."""
+    """The log records of the image, which the parent prints."""
 
 
 @dataclass
 class _Worker:
-    """A process at work, as its parent sees it."""
+    """A running worker process, as the parent knows it."""
 
     process: Any
     """A process of multiprocessing's fork context."""
     connection: Connection
     number: int
-    """The image that it has."""
+    """The number of the image that the worker is drawing."""
 
 
 def worker_count(
     model: LoadedModel, samples: Sequence[Sample], jobs: int | None, backward: bool
 ) -> int:
-    """How many worker processes divide the samples of a command; 1 where there is
-    little to gain, or something that cannot be divided.
+    """How many worker processes draw the samples of a command. 1 if there are few samples,
+    or if forked processes cannot draw them.
 
     Args:
-        jobs: as the user says; None takes one for each core that this process may use.
+        jobs: the value of --jobs; None stands for one worker for each core that this
+            process may use.
         backward: whether each image needs gradients.
     """
     if jobs == 1 or len(samples) < FEWEST_IMAGES:
@@ -126,28 +126,30 @@ def worker_count(
 
 
 def _can_go_back_in_child() -> bool:
-    """Whether a forked process can compute gradients. autograd starts threads at its
-    first backward pass where torch knows of another device than the CPU (as it does
-    once torch.export is imported), and refuses to work without them."""
+    """Whether a forked process can compute gradients; tried out with a child process. If
+    torch knows another device than the CPU (as after an import of torch.export), autograd
+    starts threads at its first backward pass, and then fails in a forked process, which
+    has no copy of them."""
     _import_loops()
-    _go_back()  # now this process has the threads, if there are to be any
+    _go_back()  # autograd starts its threads here, if at all
     process = _forked(_exit_by_going_back, ())
     process.join()
     return process.exitcode == 0  # type: ignore[no-any-return]
 
 
 def _import_loops() -> None:
-    """Wait for the thread of `prepare` that imports them: a process that is forked
-    meanwhile would wait for it for ever."""
+    """Wait until the module LOOPS is imported, which a thread of `prepare` began. A
+    process that is forked before that would wait forever for the lock of the import."""
     import_module(LOOPS)
 
 
 def _forked(target: Callable[..., None], args: tuple[Any, ...]) -> Any:
-    """Start a forked process, one of multiprocessing's, that calls a function."""
+    """Fork a process that calls a function, and return it (a process of
+    multiprocessing)."""
     process = _FORK.Process(target=target, args=args, name="featviz-worker")
     with warnings.catch_warnings():
-        # Python 3.12 warns of threads in the parent: those of torch and numba, which
-        # the child does not use
+        # Python 3.12 warns of threads in the parent. Here they are of torch and numba,
+        # and the child does not use them.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
@@ -169,19 +171,21 @@ def _go_back() -> None:
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked safely. Not on macOS, whose own libraries break in
-    a forked child; and not in a process that multiprocessing itself has started."""
+    """Whether processes can be forked safely: on Linux, and not in a process that
+    multiprocessing has started. The libraries of macOS break in a forked child."""
     return _FORK is not None and multiprocessing.parent_process() is None
 
 
 def count_fitting(count: int, bytes_each: int) -> int:
-    """How many of `count` workers there is memory for, at least one.
+    """The number of workers that the free memory is enough for: at least one, at most
+    `count`.
 
     Args:
-        bytes_each: how much memory this process took for its first image.
+        count: how many workers are wanted.
+        bytes_each: the memory that this process took for its first image.
     """
-    # The weights are shared, as long as nobody writes to their pages: what a worker
-    # takes of its own is about what one image takes.
+    # Workers share the weights with this process, as long as nobody writes into them. So
+    # a worker takes about as much memory of its own as one image.
     free = _available_bytes() - SPARE_BYTES
     fits = max(1, free // max(1, bytes_each))
     if fits < count:
@@ -191,7 +195,8 @@ def count_fitting(count: int, bytes_each: int) -> int:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """torch with one thread, as in all workers, and then with as many as before."""
+    """Let torch use one thread in the block, as in all workers, and afterwards as many
+    threads as before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -201,16 +206,20 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def reset_peak_memory() -> int:
-    """Let the peak `VmHWM` of this process's memory begin anew, and return the bytes
-    that it has now."""
-    with suppress(OSError):  # the peak that loading the model may have raised
+    """Reset `VmHWM`, the peak of this process's memory, to the memory that it has now, and
+    return these bytes."""
+    with suppress(OSError):  # then the peak stays, and fewer workers may seem to fit
         Path("/proc/self/clear_refs").write_text("5", "ascii")
     return _status_bytes("VmRSS")
 
 
 def _status_bytes(name: str) -> int:
-    """The bytes of an entry in this process's status (`man 5 proc`): `VmRSS`, or its
-    peak `VmHWM`; 0 where there is no such entry."""
+    """The bytes of an entry in this process's status (`man 5 proc`); 0 if there is no such
+    entry.
+
+    Args:
+        name: `VmRSS`, the memory that the process has now, or `VmHWM`, its peak.
+    """
     for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
@@ -218,15 +227,18 @@ def _status_bytes(name: str) -> int:
 
 
 def _available_bytes() -> int:
-    """Memory that can be had without swapping, within the limit of the control group."""
-    # where there is no /proc/meminfo: less, since it does not count the file cache
+    """How many bytes of memory can be had without swapping, within the limit of the
+    control group."""
+    # used if /proc/meminfo cannot be read; smaller, since it leaves out the file cache
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 available = 1024 * int(line.split()[1])
     group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # "max" where there is no limit
+    with suppress(
+        OSError, ValueError
+    ):  # ValueError: "max" means that there is no limit
         limit = int((group / "memory.max").read_text("ascii"))
         available = min(
             available, limit - int((group / "memory.current").read_text("ascii"))
@@ -242,19 +254,19 @@ def side_by_side(
     stop: Event,
     lost: Lost[R],
 ) -> Generator[R, None, None]:
-    """Make the result of the first image in this process, and those of the others in
-    worker processes; yield them in order.
+    """Make the result of the first image in this process, and the results of all other
+    images in worker processes. Yields the results in the order of the images.
 
     Args:
-        first: makes the result of image 0 as it is iterated over.
-        images: how many there are.
-        work, stop, lost: see `in_processes`.
-        count: of workers, as far as there is memory for them.
+        first: yields the result of image 0.
+        images: the number of all images.
+        work, stop, lost: as for `in_processes`.
+        count: the most workers; there are fewer if the memory is not enough.
     """
     with one_torch_thread():
         _import_loops()
-        # The first image shows how much memory one takes, and leaves workers what it
-        # found out.
+        # The first image shows how much memory an image takes. The workers, which are
+        # forked later, inherit the layouts that it settled.
         memory_before = reset_peak_memory()
         yield from first
         bytes_each = _status_bytes("VmHWM") - memory_before
@@ -271,20 +283,22 @@ def in_processes(
     stop: Event,
     lost: Lost[R],
 ) -> Generator[R, None, None]:
-    """Let worker processes make a result of each number, and yield the results in
-    order.
+    """Let worker processes make a result for each number, and yield the results in the
+    order of the numbers.
 
     Args:
-        work: what a worker does.
-        count: how many processes.
-        stop: hands out no further numbers; those that workers have are finished.
-        lost: makes the result of a number whose worker has died twice.
+        numbers: the numbers of the images.
+        work: runs in each worker, and makes the results.
+        count: the most workers at a time.
+        stop: once it is set, no further number is given to a worker; images that workers
+            are drawing are finished.
+        lost: makes the result of a number at which two workers have died.
 
     Raises:
-        BaseException: what `work` raised in a worker. All others have been killed then.
+        BaseException: an exception of `work` in a worker.
     """
     crew = _Crew(work, numbers, count, lost)
-    # results come as workers end, and are yielded as numbers were given
+    # answers come in any order, and wait in `done` for their turn
     order = deque(crew.waiting)
     done: dict[int, R] = {}
     try:
@@ -294,16 +308,17 @@ def in_processes(
             while order and order[0] in done:
                 yield done.pop(order.popleft())
     except (KeyboardInterrupt, SystemExit):
-        crew.kill()  # whoever asks a second time does not wait for an image
+        crew.kill()  # after a second signal, no image is waited for
         raise
     finally:
         crew.end()
-    # what stands behind an image that was to be tried once more when the run was stopped
+    # A stop may leave an image undone that was to be tried once more. Results behind it
+    # are yielded here.
     yield from (done[number] for number in order if number in done)
 
 
 def _unpacked(answer: Answer[R]) -> R:
-    """Print what a worker has logged, and return its result or raise its error."""
+    """Log the records of an answer, and return its result, or raise its error."""
     for record in answer.records:
         logging.getLogger(record.name).handle(record)
     if answer.error is not None:
@@ -312,7 +327,7 @@ def _unpacked(answer: Answer[R]) -> R:
 
 
 class _Crew(Generic[R]):
-    """The workers of a run, and the numbers that they have and are to have."""
+    """The workers of a run, and the numbers of the images that they are still to draw."""
 
     def __init__(
         self,
@@ -328,55 +343,62 @@ class _Crew(Generic[R]):
         self.waiting = deque(numbers)
         self.workers: list[_Worker] = []
         self.suspects = deque[int]()
-        """Numbers whose worker died, to be tried once more."""
+        """Numbers at which a worker died. Each is tried once more, with no other worker
+        at work."""
         self.tried_again = set[int]()
+        """Numbers that are being tried, or were tried, once more."""
 
     def start_workers(self, stop: Event) -> bool:
-        """Start as many workers as there is work for, and return whether any is running.
+        """Start as many workers as there is work for.
 
         Args:
-            stop: where it is set, no number is given out any more.
+            stop: if it is set, no number is given to a worker any more.
+
+        Returns:
+            Whether any worker is running.
         """
-        if stop.is_set():  # the workers end what they have
+        if stop.is_set():  # running workers finish their images
             self.waiting.clear()
             self.suspects.clear()
-        is_alone = any(worker.number in self.tried_again for worker in self.workers)
-        # One image that needs too much memory must not end all others with it.
+        is_second_try = any(
+            worker.number in self.tried_again for worker in self.workers
+        )
+        # A worker may have died since memory ran out. So its image is tried once more
+        # when no other worker runs, and a second death ends only this image.
         if self.suspects:
-            # alone: the memory that the image lacked may have been that of the other
-            # workers
             if not self.workers:
                 number = self.suspects.popleft()
                 self.tried_again.add(number)
                 self._start(number)
-        elif not is_alone:
+        elif not is_second_try:
             while self.waiting and len(self.workers) < self.count:
                 self._start(self.waiting.popleft())
         return bool(self.workers)
 
     def answers(self) -> Iterator[Answer[R]]:
-        """Wait for workers that have answered, or died, and yield their answers."""
+        """Wait until a worker has answered or died, and yield the answers that there are.
+        A worker that died for the first time at a number gives none."""
         connections = wait([worker.connection for worker in self.workers])
-        for worker in [*self.workers]:  # a copy, of which some are removed meanwhile
+        for worker in [*self.workers]:  # a copy, since the loop removes workers
             if worker.connection in connections:
                 answer = self._answer_of(worker)
                 if answer is not None:
                     yield answer
 
     def _answer_of(self, worker: _Worker) -> Answer[R] | None:
-        """Read the answer of a worker, and give it the next number; where it gets none, it
-        ends. None where the worker died, and its number will be tried once more."""
+        """Read the answer of a worker, and give the worker its next number, or end it.
+        None if the worker died, and its number is to be tried once more."""
         is_second_try = worker.number in self.tried_again
         try:
             answer: Answer[R] = worker.connection.recv()
-        except (EOFError, OSError):  # an end in the midst of a message is an OSError
+        except (EOFError, OSError):  # OSError: it died while it sent its answer
             self._end(worker)
             if is_second_try:
                 return Answer(worker.number, self.lost(worker.number, _death(worker)))
             self.suspects.append(worker.number)
             return None
         goes_on = self.waiting and not self.suspects and not is_second_try
-        # a worker that reports an error has ended, and takes no further number
+        # a worker that reports an error has ended by itself
         if answer.error is not None or not goes_on:
             self._end(worker)
             return answer
@@ -389,20 +411,20 @@ class _Crew(Generic[R]):
         return answer
 
     def kill(self) -> None:
-        """End all processes at once."""
+        """Kill all workers, without waiting for their images."""
         for worker in self.workers:
             worker.process.kill()
 
     def end(self) -> None:
-        """Let all processes end what they do, and wait for it."""
+        """Let all workers finish their images, and wait for their end."""
         for worker in [*self.workers]:
             self._end(worker)
 
     def _start(self, number: int) -> None:
         """Fork a worker, and give it its first number."""
         ours, of_worker = _FORK.Pipe()
-        # A worker sees that its parent has died by the end of its pipe; so it may not
-        # hold the parent's ends of the pipes that it inherits.
+        # The worker closes the parent's ends of all pipes, which it inherits: only then
+        # does its own pipe end when the parent dies.
         inherited = [ours, *(worker.connection for worker in self.workers)]
         process = _forked(_run_worker, (self.work, of_worker, inherited))
         of_worker.close()
@@ -410,14 +432,16 @@ class _Crew(Generic[R]):
         self.workers.append(_Worker(process, ours, number))
 
     def _end(self, worker: _Worker) -> None:
-        """Let a worker end what it does, and wait for it: no number comes any more."""
+        """Let a worker finish its image, give it no further number, and wait for its
+        end."""
         self.workers.remove(worker)
         worker.connection.close()
         worker.process.join()
 
 
 def _death(worker: _Worker) -> WorkerDiedError:
-    """How a worker ended that said nothing."""
+    """The error for an image at which two workers have died; it names the end of
+    `worker`, the second one."""
     # multiprocessing gives the number of a signal as a negative exit code
     code = worker.process.exitcode
     if code is not None and code < 0:
@@ -433,26 +457,26 @@ def _run_worker(
     connection: Connection,
     inherited: Iterable[Connection],
 ) -> None:
-    """What a worker process does until there are no more numbers, or no more parent.
+    """The main function of a worker process. It ends when the parent closes its pipe, or
+    dies.
 
     Args:
-        work: see `in_processes`.
-        connection: by which numbers come, and an Answer goes back for each.
-        inherited: the parent's ends of pipes, which the fork has copied.
+        work: makes the results, as for `in_processes`.
+        connection: brings the numbers, and takes an Answer for each.
+        inherited: the parent's ends of pipes, which the fork has copied; they are closed.
     """
     for parent_end in inherited:
         parent_end.close()
-    # A worker ends by its pipe, also where the parent was killed and could say nothing.
+    # A terminal sends a signal to all processes. Workers ignore it: the parent decides
+    # what it means, and closes their pipes to end them.
     for number in SIGNALS:
-        # The parent decides what a signal means; a terminal sends it to all processes
-        # alike.
         signal.signal(number, signal.SIG_IGN)
     # a second thread of OpenMP would hang in a forked child
     torch.set_num_threads(1)
-    # Nor may the collector end what the parent left: an object whose threads were not
-    # copied, such as a session of ONNX Runtime, would wait for them for ever.
+    # The garbage collector must not destroy objects of the parent: one with threads, such
+    # as a session of ONNX Runtime, would wait forever for threads that were not copied.
     gc.freeze()
-    # a log line of several processes would be torn
+    # Only the parent prints log records: lines of several processes would be mixed up.
     records: SimpleQueue[logging.LogRecord] = SimpleQueue()
     logger = logging.getLogger("featviz")
     logger.handlers = [_RecordQueue(records)]
@@ -460,7 +484,7 @@ def _run_worker(
     image = -1  # the number that was received last
 
     def received() -> Iterator[int]:
-        """Numbers, until the parent closes its end, or dies."""
+        """Yield numbers from the parent until it closes the pipe, or dies."""
         nonlocal image
         with suppress(EOFError, ConnectionResetError):
             while True:
@@ -472,17 +496,17 @@ def _run_worker(
             for result in work(received()):
                 connection.send(Answer(image, result, records=_drained(records)))
         except BaseException as error:
-            # a bug, whose traceback pickling would lose
+            # a bug in featviz: its traceback goes into a note, since pickling drops it
             if not isinstance(error, FeatvizError):
                 error.add_note(traceback.format_exc())
             connection.send(Answer(image, error=error, records=_drained(records)))
 
 
 class _RecordQueue(QueueHandler):
-    """Keeps records for the parent, and tracebacks beside their messages."""
+    """Collects log records for the parent."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Make a record that can be pickled, which a traceback cannot."""
+        """Make a record picklable: its traceback and its arguments become text."""
         if record.exc_info:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
             record.exc_info = None
@@ -492,5 +516,5 @@ class _RecordQueue(QueueHandler):
 
 
 def _drained(records: SimpleQueue[logging.LogRecord]) -> list[logging.LogRecord]:
-    """All records of a queue, which has none then."""
+    """Take all records out of a queue."""
     return [records.get() for _ in range(records.qsize())]
