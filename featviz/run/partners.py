@@ -1,8 +1,9 @@
-"""Which layers are drawn of two models of which one was exported from the other: those
-that the selectors take in one of them, and in the other those that stand for them.
+"""Chooses the layers of a network and of an ONNX graph that was exported from it, for
+their comparison. A layer that is selected in one model is drawn in both: its partner is
+the layer of the other model that computes the same.
 
-`--layers Conv2d,ReLU` names no class of a graph of ONNX, whose convolution may give what
-the norm behind it gives; the layers are found by their names instead."""
+`--layers Conv2d,ReLU` matches no class of a graph, so partners are found by their names. A
+convolution of the graph may have the norm behind it folded in."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ class RunModel(NamedTuple):
 
     model: ModelOptions | LoadedModel
     layers: str | None
+    """The selectors; None stands for one layer of each stage."""
 
 
 def run_models(
@@ -36,18 +38,20 @@ def run_models(
 ) -> tuple[RunModel, RunModel]:
     """Choose the layers of two models that are to be compared.
 
-    A graph whose preprocessing is a guess gets that of the network, and the network the
-    size for which the graph was exported. Two models of one kind have the same layers,
-    and keep their selectors.
+    Two networks, or two graphs, both get the given selectors. For a network and a graph,
+    both models are loaded: if the preprocessing of the graph is a guess, the graph gets
+    that of the network; the network gets the image size of the graph.
 
     Args:
         base, new: the two models, in the order of the results.
-        inputs: how images go into both.
-        text: selectors of both, of which each must match in one model; None for one
-            layer of each stage.
+        inputs: how images go into both models.
+        text: the selectors; a selector may match in only one of the models. None chooses
+            one layer of each stage.
 
     Raises:
-        UsageError: no layer of either model matches.
+        UsageError: no layer of either model matches, or the graph has no partner for the
+            selected layers.
+        LoadError: a model cannot be loaded.
     """
     graphs = [options.spec.endswith(".onnx") for options in (base, new)]
     if graphs[0] == graphs[1]:
@@ -64,12 +68,13 @@ def run_models(
 def _with_partners(
     network: LoadedModel, graph: LoadedModel, text: str | None
 ) -> tuple[RunModel, RunModel]:
-    """A network and the graph that was exported of it, in this order: with layers that
-    stand for each other, and with the network's preprocessing where that of the graph is
-    a guess.
+    """Choose the layers and the preprocessing of a network and of its graph.
 
     Args:
-        text: selectors, or None, as `run_models` has them.
+        text: the selectors, or None, as for `run_models`.
+
+    Returns:
+        The network, then the graph, each with selectors of its layers.
     """
     preprocess = replace(network.preprocess, chain=_chain_of_both(network, graph))
     network = replace(network, preprocess=preprocess)
@@ -83,11 +88,11 @@ def _with_partners(
 
 
 def _chain_of_both(network: LoadedModel, graph: LoadedModel) -> Chain:
-    """How images are prepared for a network, in the size that its graph takes where it
-    was exported for one alone."""
+    """The preprocessing for a network and its graph: that of the network. If the graph was
+    exported for only one image size, images are resized to it."""
     chain = network.preprocess.chain
     graph_chain = graph.preprocess.chain
-    # of two guesses, that for the graph knows the size
+    # if both are guesses, only that of the graph has the right size
     if network.preprocess.guessed and graph.preprocess.guessed:
         return graph_chain
     if chain.own_size and isinstance(graph_chain.resize, tuple):
@@ -98,21 +103,24 @@ def _chain_of_both(network: LoadedModel, graph: LoadedModel) -> Chain:
 def _layers_of_both(
     network: LoadedModel, graph: LoadedModel, text: str | None
 ) -> tuple[list[Layer], list[Layer]]:
-    """The layers to draw of a network, and of the graph that was exported of it: those
-    that are selected in either, and their partners in the other.
+    """The layers to draw of a network, and of its graph: the selected layers of both, and
+    their partners in the other model.
 
     Args:
-        text: selectors, or None, as `run_models` has them.
+        text: the selectors, or None, as for `run_models`.
+
+    Returns:
+        The layers of the network, then the nodes of the graph.
 
     Raises:
-        UsageError: no layer of either matches, or none of the graph stands for one of
-            the network.
+        UsageError: no layer of either model matches, or the graph has no partner for the
+            selected layers.
     """
     blank = network.preprocess.blank()
     selected = _matching(network, text, blank)
     selected_nodes = _matching(graph, text, blank)
     if not selected and not selected_nodes:
-        choose_layers(network, text, blank)  # raises, and says what there is
+        choose_layers(network, text, blank)  # raises the error, with its hint
     norms = _norms_behind(network.module)
     nodes = _with_nodes_of(selected, graph, selected_nodes, norms)
     if not nodes:
@@ -121,15 +129,16 @@ def _layers_of_both(
             "featviz layers MODEL.onnx lists its layers",
         )
     layers = list_layers(network.module)
-    # functions have the names of nodes, and take a forward pass to be listed
+    # Only functions have partners with a slash in the name. Functions are listed only
+    # here, since that takes a forward pass.
     if any("/" in name for name in nodes):
         layers += functions(network, blank)
     names = {layer.name for layer in selected}
     for layer in layers:
         if not nodes.keys().isdisjoint(_node_names(layer)):
             names.add(layer.name)
-    # A node with a folded norm stands for the convolution or for the norm. Both are
-    # drawn: the values will tell which.
+    # A node may be the partner of a convolution, or of the norm behind it that was folded
+    # in. Both are drawn: the comparison of values will tell.
     names |= {norms[name].name for name in names & norms.keys()}
     return [layer for layer in layers if layer.name in names], [*nodes.values()]
 
@@ -140,13 +149,14 @@ def _with_nodes_of(
     selected_nodes: Sequence[Layer],
     norms: Mapping[str, Layer],
 ) -> dict[str, Layer]:
-    """The layers of a graph that were selected in it, and those that stand for layers of
-    the network, by name.
+    """The nodes of a graph to draw, by name: the selected ones, and the partners of the
+    selected layers of the network.
 
     Args:
-        layers: of the network, which were selected there.
-        norms: as `_norms_behind` has them. A convolution with its norm folded in has
-            the norm's name in a graph of the newer exporter.
+        layers: the selected layers of the network.
+        selected_nodes: the selected nodes of the graph.
+        norms: from `_norms_behind`. In a graph of the newer exporter, a convolution with
+            the norm folded in has the name of the norm.
     """
     by_name = {layer.name: layer for layer in list_layers(graph.module)}
     nodes = {layer.name: layer for layer in selected_nodes}
@@ -163,27 +173,27 @@ def _with_nodes_of(
 def _matching(
     model: LoadedModel, text: str | None, blank: Sequence[Tensor]
 ) -> list[Layer]:
-    """The layers that selectors take; an empty list where they match nothing, which may be
-    so in one of two models.
+    """The layers of a model that selectors match; empty if they match none, since they may
+    match only in the other model.
 
     Args:
-        text: the selectors; None takes a layer for each stage.
-        blank: zeros, as the model takes them.
+        text: the selectors; None chooses one layer of each stage.
+        blank: zeros in the shapes of the model's inputs.
 
     Raises:
-        UsageError: there are no selectors, and the model has no layer to show.
+        UsageError: `choose_layers` fails without selectors.
     """
     try:
         return choose_layers(model, text, blank)
     except UsageError:
-        # without selectors the model itself is the fault
         if text is None:
             raise
         return []
 
 
 def _norms_behind(module: nn.Module) -> dict[str, Layer]:
-    """The norm that stands right behind each convolution in its module, by name."""
+    """For each convolution whose next layer, in the same module, is a batch norm: this
+    norm, by the name of the convolution."""
     layers = list_layers(module)
     behind = {}
     for layer, following in pairwise(layers):
@@ -196,7 +206,7 @@ def _norms_behind(module: nn.Module) -> dict[str, Layer]:
 
 
 def _node_names(layer: Layer) -> list[str]:
-    """The names that a graph may have for a layer of the network."""
+    """The names that the partner of a layer may have in a graph."""
     if not layer.is_function:
         return [layer.name, *layer.aliases]
     function = layer.type.removeprefix("fn:")
@@ -208,11 +218,11 @@ def _node_names(layer: Layer) -> list[str]:
 
 
 def _as_selectors(layers: Sequence[Layer]) -> str:
-    """Selectors that take these layers alone."""
+    """Selectors that match only these layers: `Conv2d@layer1.0.conv1`, with the class and
+    the name of each."""
     texts = []
     for layer in layers:
-        # By class, too: a node of the model itself is called as its operator is. `?`
-        # stands for what has a meaning in selectors.
+        # `?` matches any character: it replaces those with a meaning in selectors
         pattern = re.sub(r"[][,#!*@(){}\\]", "?", layer.owner)
         texts.append(f"{layer.type}@{pattern}" if pattern else layer.type)
     return ",".join(texts)

@@ -1,5 +1,5 @@
-"""What `run` gives: what became of each image, and its feature maps, read from the run
-directory when they are asked for."""
+"""The result of `run`: for each image its feature maps, or its error. Feature maps are
+read from the run directory at each access."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TemporaryFolder:
     """A folder that is removed when the last object that refers to this one is gone."""
 
     def __init__(self) -> None:
-        # not tempfile.TemporaryDirectory, which warns where nobody has closed it
+        # tempfile.TemporaryDirectory would warn if it is not closed
         self.path = Path(tempfile.mkdtemp(prefix="featviz-"))
         self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
@@ -45,12 +45,12 @@ class FeatureMaps:
     of: ImageResult
     """The image."""
     row: Capture
-    """All that the manifest says of it, also how it was drawn: `normalize`, `grid`,
-    `cmap`, ..."""
+    """The row of the manifest, which also has the settings of the picture: `normalize`,
+    `grid`, `cmap`, ..."""
 
     @property
     def layer(self) -> str:
-        """Qualified name; empty for the model itself."""
+        """The qualified name of the layer; empty for the model itself."""
         return self.row.layer
 
     @property
@@ -60,22 +60,23 @@ class FeatureMaps:
 
     @property
     def index(self) -> int:
-        """Position of the layer in `model.named_modules()`."""
+        """The position of the layer in `model.named_modules()`, from 0."""
         return self.row.index
 
     @property
     def kind(self) -> str:
-        """`output`, `input`, `grad` or `grad-input`."""
+        """What the tensor is to the layer: `output`, `input`, `grad` or `grad-input`."""
         return self.row.kind
 
     @property
     def call(self) -> int:
-        """Which call of the layer, from 0."""
+        """The number of the call of the layer, from 0."""
         return self.row.call
 
     @property
     def key(self) -> str:
-        """Path inside a tuple, list or dict (`0`, `boxes`); empty for a plain tensor."""
+        """The path of the tensor in a tuple, list or dict (`0`, `boxes`); empty for a
+        plain tensor."""
         return self.row.key
 
     @property
@@ -85,37 +86,37 @@ class FeatureMaps:
 
     @property
     def layout(self) -> str:
-        """How its axes stand: `nchw`, `tokens`, `nhwc`, `vector`, `attention`, ..."""
+        """What its axes mean: `nchw`, `tokens`, `nhwc`, `vector`, `attention`, ..."""
         return self.row.layout
 
     @property
     def maps(self) -> int:
-        """How many maps it holds."""
+        """How many maps the tensor holds, drawn or not."""
         return self.row.maps
 
     @property
     def range(self) -> Sequence[float | None] | None:
-        """The values drawn darkest and brightest; None where each map has its own."""
+        """The values drawn darkest and brightest; None if each map has its own."""
         return self.row.range
 
     @property
     def min(self) -> float | None:
-        """The smallest finite value; None where there is none, as for the next three."""
+        """The smallest finite value; None if no value is finite."""
         return self.row.min
 
     @property
     def max(self) -> float | None:
-        """The largest finite value."""
+        """The largest finite value; None if no value is finite."""
         return self.row.max
 
     @property
     def mean(self) -> float | None:
-        """The mean of the finite values."""
+        """The mean of the finite values; None if no value is finite."""
         return self.row.mean
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of the finite values."""
+        """The standard deviation of the finite values; None if no value is finite."""
         return self.row.std
 
     @property
@@ -130,8 +131,8 @@ class FeatureMaps:
 
     @property
     def channels(self) -> list[int]:
-        """The channel of each tile, in tile order; none where all channels became one
-        tile."""
+        """The channel of each tile, in the order of the tiles; empty if one tile shows
+        all channels (`--reduce`)."""
         return self.row.drawn
 
     @property
@@ -141,19 +142,20 @@ class FeatureMaps:
 
     @property
     def image(self) -> Image.Image:
-        """The picture: mode L, P or RGB; a tile for each map. StoreError if its file is
-        broken."""
+        """The picture, with a tile for each map: mode L, P or RGB. StoreError if the file
+        is broken."""
         return self.of.read.picture(self.row.file)
 
     @property
     def tensor(self) -> Tensor | None:
-        """The tensor as the layer gave it, where `tensors=True` kept it; else None."""
+        """The tensor as the layer gave it; None unless the run kept it
+        (`tensors=True`)."""
         array = self.of.read.tensor(self.row)
         if array is None:
             return None
-        import torch  # who reads results need not have it
+        import torch  # imported here, so that reading results does not need torch
 
-        # a copy: what is read from a file may not be written to, which torch warns of
+        # a copy, since torch warns of an array from a file, which is read-only
         return torch.from_numpy(np.array(array))
 
     @property
@@ -169,11 +171,12 @@ class FeatureMaps:
 
     @property
     def title(self) -> str:
-        """For people: `layer1.0.conv1 (Conv2d) output, 1×64×56×56`."""
+        """A description for people: `layer1.0.conv1 (Conv2d) output, 1×64×56×56`."""
         return f"{self._name}, {by(self.shape)}"
 
     @property
     def _name(self) -> str:
+        """A name for people: `layer1.0.conv1 (Conv2d) output`."""
         return f"{self.row.label} ({self.type}) {self.row.capture_key.stem}"
 
     def __repr__(self) -> str:
@@ -184,10 +187,11 @@ class FeatureMaps:
 
 
 class Captures(tuple[FeatureMaps, ...]):
-    """Feature maps in the order of the model. Where a failed image has none, an index
-    raises its error."""
+    """Feature maps, in the order in which they were captured. If there are none, since the
+    image failed, `captures[0]` raises the error of the image."""
 
     error: StoreError | None = None
+    """The error of the failed image, or of the first failed image of a run."""
 
     def __getitem__(self, index: Any) -> Any:
         # `captures[0]` of a failed image would say "index out of range"
@@ -198,61 +202,68 @@ class Captures(tuple[FeatureMaps, ...]):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ImageResult:
-    """What became of one image. Its files are read when they are asked for: that raises
-    StoreError where the image failed, or a file is broken or gone."""
+    """The result of one image. An access to its files raises StoreError if the image
+    failed, or if a file is broken or gone."""
 
     name: str
-    """Relative to the argument that it came from, with forward slashes."""
+    """The path of the image's file, relative to the argument that it came from, with
+    forward slashes."""
     folder: str
-    """Its folder, relative to the run directory."""
+    """The image's folder, relative to the run directory."""
     root: Path
     """The run directory."""
     rows: tuple[Capture, ...] = ()
-    """The captures of its manifest. A run that is over has let go of them, and `captures`
-    reads them."""
+    """The captures of the manifest, for `progress` during a run. Empty in the result of a
+    run: `captures` reads the manifest."""
     pictures: int = 0
     """How many feature maps were drawn."""
     skipped: tuple[Skip, ...] = ()
+    """The tensors that could not be drawn, with reasons."""
     never_ran: tuple[str, ...] = ()
+    """The names of selected layers that never ran."""
     error: str | None = None
+    """Why the image failed; None for a complete image."""
     hint: str | None = None
+    """What helps against the error."""
     outcome: Outcome = field(default_factory=Outcome)
     kept: bool = False
-    """Whether it was complete before, so that `resume` left it as it was."""
+    """Whether an earlier run had drawn the image, and `resume` kept it."""
     temporary: TemporaryFolder | None = None
-    """What holds the run directory, where the caller named none."""
+    """Keeps the temporary run directory, if the caller named none; it is removed when no
+    result refers to it any more."""
 
     @property
     def prediction(self) -> tuple[ClassScore, ...]:
-        """The likeliest classes, where the model is a classifier."""
+        """The likeliest classes, the likeliest first; empty if the model is not a
+        classifier."""
         return self.outcome.prediction
 
     @property
     def detections(self) -> tuple[Detection, ...]:
-        """The boxes of a detector in pixels of the file's image, as `box:N` numbers
-        them."""
+        """The boxes of a detector, in pixels of the file's image; `--target box:N` means
+        the box with index N."""
         return self.outcome.detections
 
     @property
     def failure(self) -> StoreError | None:
-        """Why there are no maps of it; None for a complete image."""
+        """The error for a failed image; None for a complete one."""
         if self.error is None:
             return None
         return StoreError(f"{self.name} failed: {self.error}", self.hint)
 
     @cached_property
     def read(self) -> ReadImage:
-        """The image as the run directory has it; StoreError if it failed, or a file is
-        broken."""
+        """The image, read from the run directory; StoreError if the image failed, or a
+        file is broken."""
         if self.failure is not None:
             raise self.failure
-        # statistics are small, and asked for map by map
+        # statistics are small, and callers ask for them map by map
         return read_image(self.root, self.folder, keep_stats=True)
 
     @property
     def captures(self) -> Captures:
-        """What was drawn, in the order in which the model came to it; nothing if it
-        failed."""
+        """The feature maps of the image, in the order in which they were captured; empty
+        if the image failed."""
         rows = self.read.manifest.captures if self.error is None else ()
         captures = Captures(FeatureMaps(self, row) for row in rows)
         captures.error = self.failure
@@ -260,7 +271,7 @@ class ImageResult:
 
     @property
     def input(self) -> Image.Image:
-        """What the model saw, un-normalised."""
+        """The picture of the model's input, without the normalisation."""
         return self.read.picture(INPUT_FILE)
 
     def __repr__(self) -> str:
@@ -270,14 +281,16 @@ class ImageResult:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RunResult:
-    """What became of a run: its images, and their feature maps."""
+    """The result of a run: its images, and their feature maps."""
 
     root: Path
     """The run directory."""
     images: tuple[ImageResult, ...] = ()
+    """The images of this shard that were drawn, kept or failed, in order."""
     missing: tuple[str, ...] = ()
-    """Names of the images that were not begun."""
+    """The names of the images of this shard that were not begun."""
     interrupted: bool = False
+    """Whether a signal ended the run early."""
     pictures: int = 0
     """How many feature maps were drawn."""
     whole: bool = True
@@ -287,7 +300,7 @@ class RunResult:
     names: tuple[str, ...] = ()
     """Names of all images of the run in their order, those of other shards included."""
     temporary: TemporaryFolder | None = None
-    """What holds the run directory, where the caller named none."""
+    """Keeps the temporary run directory, if the caller named none."""
 
     @property
     def out(self) -> Path | None:
@@ -296,7 +309,7 @@ class RunResult:
 
     @property
     def captures(self) -> Captures:
-        """What was drawn of all images, one after the other."""
+        """The feature maps of all images, in the order of the images."""
         captures = Captures(maps for image in self.images for maps in image.captures)
         if self.failures:
             captures.error = self.failures[0].failure
@@ -309,14 +322,14 @@ class RunResult:
 
     @property
     def drew_nothing(self) -> bool:
-        """Whether images are complete, and none has a picture."""
+        """Whether some images are complete, but none of them has a picture."""
         return len(self.failures) < len(self.images) and not self.pictures
 
     @property
     def exit_code(self) -> int:
-        """0 all complete, 3 some failed, 1 all failed or drew nothing, 130
-        interrupted."""
-        # 128 + SIGINT, as a shell has it
+        """The exit code of the command: 0 if all images are complete, 3 if some failed, 1
+        if all failed or none has a picture, 130 if the run was interrupted."""
+        # 130: 128 + SIGINT, as in a shell
         if self.interrupted:
             return 130
         if self.drew_nothing:

@@ -1,10 +1,9 @@
-"""The layers of a first look: the first convolution and the end of each stage of a
+"""Chooses the layers of a first look: the first convolution and the end of each stage of a
 model.
 
-A forward pass on zeros is cut into units, one behind the other: a module is a unit
-unless it is opened, since it holds several stages, and then its children stand in its
-place. Units of one resolution in a row are a stage, and its last unit is what is shown
-of it. For ResNet-18:
+A forward pass on zeros is cut into units. A unit is a module; but a module that holds
+several stages is opened, and its children are units instead. Successive units with maps
+of one resolution are a stage, and the last unit of a stage is shown. For ResNet-18:
 
     unit    conv1  bn1  relu   maxpool  layer1   layer2   layer3   layer4   avgpool  fc
     size    112    112  112    56       56       28       14       7        -        -
@@ -57,22 +56,23 @@ ADDS_NOTHING = {
     "_DropoutNd",
     "_MaxPoolNd",
 }
-"""Classes, and operators of ONNX, whose outputs show nothing that the layer before them
-does not show."""
+"""Classes, and operators of ONNX, whose outputs show nothing new after the layer before
+them."""
 
 
 class CallSide(NamedTuple):
-    """One side of one call of a layer."""
+    """The outputs, or the inputs, of one call of a layer."""
 
     kind: str
     """`output` or `input`."""
     layer: Layer
     call: int
+    """The number of the call of this layer, from 0."""
 
 
 Shapes: TypeAlias = dict[CallSide, list[list[int]]]
-"""The shapes of all tensors that a layer gave or took at a call, in the order of the
-pass."""
+"""The shapes of all tensors that a layer gave or took at a call, in the order in which
+they were captured."""
 
 
 class SeenCall(NamedTuple):
@@ -80,27 +80,27 @@ class SeenCall(NamedTuple):
 
     layer: Layer
     size: Size | None
-    """That of its first output that is a map; None where none is, and for the head of a
-    detector, which gives something else first."""
+    """The size of the first output that is a map; None if no output is one. For a layer
+    with `takes_several` only the first output counts."""
     takes_several: bool
-    """Whether it takes maps of several sizes or stages, as the head of a detector does.
-    """
+    """Whether the layer takes maps of several sizes, or more than two maps, as the head of
+    a detector does."""
     learned: bool
-    """Whether it has parameters."""
+    """Whether the layer has parameters."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Units of one resolution, one behind the other."""
+    """Successive units with maps of one resolution."""
 
     units: list[SeenCall]
     follows_trunk: bool
-    """Whether a trunk ended before it: a module that holds several stages, such as the
-    backbone of a detector."""
+    """Whether the stage comes directly after a trunk: a module that holds several stages,
+    such as the backbone of a detector."""
 
     @property
     def size(self) -> Size | None:
-        """Height and width of the maps of its units, which all have one size."""
+        """Height and width of the maps of all its units."""
         return self.units[0].size
 
 
@@ -110,25 +110,26 @@ def probe(
     layers: Sequence[Layer],
     capture_kinds: Sequence[str] = ("output",),
 ) -> Shapes:
-    """Run the model once, and note what shapes its layers give and take.
+    """Run the model once, and note the shapes of the tensors that its layers give or take.
 
     Args:
-        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
-        layers: those of `list_layers`, or some of them.
-        capture_kinds: `output`, and `input` for the floats that layers take.
+        blank: zeros in the shapes of the model's inputs: a tensor [1, ...] for each.
+        layers: the layers to look at, from `list_layers`.
+        capture_kinds: `output` notes what layers give; `input` notes the floats that they
+            take.
 
     Returns:
-        The shapes of the tensors at each call of these layers, in the order of the
-        pass.
+        The shapes at each call of these layers, in the order of the pass.
 
     Raises:
         FeatvizError: the model fails.
     """
-    # shapes alone: the tensors of all layers would fill the memory
+    # only shapes are kept: the tensors of all layers would fill the memory
     shapes: Shapes = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
-        """Note the shape of a tensor, unless it is a mask, or nested."""
+        """Note the shape of a tensor. Nested tensors, and inputs of other types than
+        floats, are left out."""
         is_mask = site.kind == "input" and not tensor.is_floating_point()
         if not tensor.is_nested and not is_mask:  # a nested tensor has no shape
             side = CallSide(site.kind, site.layer, site.call)
@@ -145,27 +146,27 @@ def probe(
 def first_look(
     model: LoadedModel, blank: Sequence[Tensor], tensor_layout: Sequence[str]
 ) -> list[Layer]:
-    """The first convolution and the end of each stage. Where the blocks of a model all
-    have one resolution, as those of a ViT, and are most of it, each of them is taken. A
-    model without maps shows its vectors.
+    """Choose the first convolution and the end of each stage. For a model such as a ViT,
+    whose blocks all have one resolution, choose all blocks. For a model without maps,
+    choose the layers that give vectors.
 
     Args:
-        blank: zeros, as the model takes them: a tensor [1, ...] for each input.
-        tensor_layout: values of `--tensor-layout`.
+        blank: zeros in the shapes of the model's inputs: a tensor [1, ...] for each.
+        tensor_layout: the values of `--tensor-layout`.
 
     Returns:
-        Layers in the order of `list_layers`; empty where none of several gives a map or
-        a vector.
+        The chosen layers, in the order of `list_layers`. Empty if no layer gives a map or
+        a vector; but a model that is a single module is always chosen.
 
     Raises:
         FeatvizError: the model fails.
     """
     layers = list_layers(model.module)
     book = HintBook(model.module, blank[0].shape, tensor_layout)
-    # zeros are followed like an image: the layout of some tensors is known by that alone
+    # zeros are traced like an image, since the layout of some tensors is known only then
     with book.traced(model.module, layers):
         shapes = probe(model, blank, layers, ("output", "input"))
-    # torchvision's detectors resize what they are given, before their layers see it
+    # torchvision's detectors resize their input before their layers see it
     seen_size = book.of_layer(layers[0]).input_size
     height, width = seen_size or blank[0].shape[-2:]
     calls = _calls(model, book, shapes, (height, width))
@@ -175,7 +176,7 @@ def first_look(
         _warn_of_a_small_image(model, tree, shapes)
     else:
         chosen = _layers_of_vectors(shapes)
-    # a model that is one module, which may give anything
+    # a model that is a single module may give anything, so it is shown in any case
     if not chosen and len(layers) == 1:
         chosen = {*layers}
     return sorted(chosen, key=lambda layer: layer.index)
@@ -184,17 +185,17 @@ def first_look(
 def _calls(
     model: LoadedModel, book: HintBook, shapes: Shapes, image: Size
 ) -> list[SeenCall]:
-    """Each call with the resolution of what it gave, in the order in which they
-    finished.
+    """All calls of the layers, each with the size of its maps, in the order in which the
+    calls finished.
 
     Args:
-        book: the hints for inputs of this size.
-        shapes: of outputs and inputs, from `probe`.
-        image: height and width of what the layers see.
+        book: hints on layouts, for inputs of this size.
+        shapes: the shapes of outputs and inputs, from `probe`.
+        image: height and width of the image that the layers see.
     """
 
     def sizes_of(side: CallSide, tensor_shapes: Sequence[Sequence[int]]) -> list[Size]:
-        """The sizes of those tensors of a call that are maps of more than one place."""
+        """The sizes of the tensors that are maps of more than 1 x 1."""
         sizes = []
         for shape in tensor_shapes:
             # [steps, height, width]
@@ -209,13 +210,13 @@ def _calls(
         if output.kind != "output":
             continue
         input = output._replace(kind="input")
-        # some heads take the image and its mask as well
+        # some heads also take the image and its mask, which are left out here
         features = [
             shape for shape in shapes.get(input, ()) if tuple(shape[-2:]) != image
         ]
         input_sizes = sizes_of(input, features)
         takes_several = len(input_sizes) > 2 or len(set(input_sizes)) > 1
-        # the head of a detector returns its boxes first, and behind them what it took
+        # The head of a detector returns its boxes first, and then the maps that it took.
         sizes = sizes_of(output, given_shapes[:1] if takes_several else given_shapes)
         size = sizes[0] if sizes else None
         learned = any(True for _ in modules[output.layer.name].parameters())
@@ -224,11 +225,11 @@ def _calls(
 
 
 def _warn_of_a_small_image(model: LoadedModel, tree: CallTree, shapes: Shapes) -> None:
-    """Warn of the first unit that is no stage, since the image is too small for it: a
-    kernel of several places sees one."""
+    """Warn if the image is too small for a unit: a kernel of several pixels gets maps of
+    1 x 1. The warning names the first such unit."""
     units = set()
     for call in tree.calls:
-        # a detector has such kernels at its smallest level for an image of any size
+        # the head of a detector has such kernels at its smallest level, for any image
         if tree.is_unit(call) and call.size is None and not call.takes_several:
             units.add(call.layer.name)
     modules = modules_by_name(model.module)
@@ -248,7 +249,7 @@ def _warn_of_a_small_image(model: LoadedModel, tree: CallTree, shapes: Shapes) -
 
 
 def _layers_of_vectors(shapes: Shapes) -> set[Layer]:
-    """Layers that give one vector, but for the model itself."""
+    """The layers that give one vector, [1, features]; without the model itself."""
     layers = set()
     for side, outputs in shapes.items():
         is_vector = any(len(shape) == 2 and shape[0] == 1 for shape in outputs)
@@ -259,41 +260,42 @@ def _layers_of_vectors(shapes: Shapes) -> set[Layer]:
 
 
 class CallTree:
-    """The calls of a forward pass as a tree, which is read from the names, cut into
-    units."""
+    """The calls of a forward pass as a tree of modules, which follows from the names of
+    the layers. The tree is cut into units."""
 
     def __init__(self, calls: Sequence[SeenCall], image: Size) -> None:
-        """Cut it into units.
+        """Build the tree, and cut it into units.
 
         Args:
-            calls: in the order in which they finished.
-            image: height and width of what the layers see.
+            calls: all calls, in the order in which they finished.
+            image: height and width of the image that the layers see.
         """
         self.calls = calls
         self.image = image
         self.parents = _parents({call.layer.name for call in calls})
         self.children: dict[str | None, list[SeenCall]] = defaultdict(list)
-        """The calls right inside a module, by its name."""
+        """The calls whose parent is a module, by the name of the module."""
         self.size_before: dict[str, Size] = {}
-        """The size of the maps that first reach a module, by its name."""
+        """The size of the maps that go into a module at its first call, by its name."""
         size = image
         for call in calls:
             self.children[self.parents[call.layer.name]].append(call)
             ancestor: str | None = call.layer.name
-            # an inner module finishes before those around it
+            # The call of a module finishes after the calls inside it. So the first call
+            # inside tells with which maps the modules around it began.
             while ancestor is not None and ancestor not in self.size_before:
                 self.size_before[ancestor] = size
                 ancestor = self.parents[ancestor]
             size = call.size or size
         self.trunks: set[str] = set()
-        """Names of opened modules that hold several stages of new resolutions, such as
-        the backbone of a detector."""
+        """Names of opened modules for which `is_trunk` holds, such as the backbone of a
+        detector."""
         self.opened = {""}
-        """Names of modules whose children stand in their place, the model's own first.
-        """
-        # depth first, in the order of the pass: `has_maps` is of all units before
+        """Names of modules whose children are units instead of them; the model itself,
+        with its empty name, is always opened."""
+        # depth first, in the order of the pass
         waiting = [*self.children[""]]
-        has_maps = False
+        has_maps = False  # whether any unit so far gave maps
         while waiting:
             call = waiting.pop(0)
             if self.is_opened(call, has_maps):
@@ -305,10 +307,10 @@ class CallTree:
                 has_maps = True
 
     def is_opened(self, call: SeenCall, has_maps: bool) -> bool:
-        """Whether the stages of a module are to be looked at one by one.
+        """Whether a module is opened, since it holds several stages.
 
         Args:
-            has_maps: whether a unit before it gave maps.
+            has_maps: whether any unit before the module gave maps.
         """
         name = call.layer.name
         before = self.size_before[name]
@@ -319,11 +321,13 @@ class CallTree:
             return False
         if self.is_trunk(call):
             return True
-        if call.size is None:  # a head has no maps either, but comes behind the stages
+        # A module without maps may be a head behind the stages. It is opened if there were
+        # no maps before it, or if the resolution changes in it.
+        if call.size is None:
             return not has_maps or any(child.size != before for child in inside)
-        # Blocks at the old resolution come before a change. (A block that begins with a
-        # convolution and its norm, and then changes the resolution, has no blocks
-        # inside.)
+        # A module with maps is opened if blocks at the old resolution come before a change
+        # of resolution in it. A block that begins with a convolution and its norm, and
+        # then changes the resolution, is not: it has no blocks inside.
         for child in inside:
             if child.size != before:
                 return False
@@ -332,18 +336,18 @@ class CallTree:
         return False
 
     def is_parent(self, call: SeenCall) -> bool:
-        """Whether other calls are inside it."""
+        """Whether a module has other calls inside."""
         return call.layer.name in self.children
 
     def is_unit(self, call: SeenCall) -> bool:
-        """Whether it is not opened, and what is around it is."""
+        """Whether a module is a unit: it is not opened, and its parent is opened."""
         name = call.layer.name
         return self.parents[name] in self.opened and name not in self.opened
 
     def is_trunk(self, call: SeenCall) -> bool:
-        """Whether a module holds several stages: its children give maps of at least two
-        resolutions that it does not take. A wrapper around such a module is one, too."""
-        # the head of a detector has a resolution for each input, and is not a trunk
+        """Whether a module is a trunk: its children give maps of at least two resolutions
+        other than that of its input. A module that holds a trunk is a trunk, too."""
+        # the head of a detector gives several resolutions only because it takes several
         if call.takes_several:
             return False
         children = self.children.get(call.layer.name, [])
@@ -352,22 +356,22 @@ class CallTree:
         for child in children:
             if child.size is not None:
                 height, width = child.size
-                # of the image's proportions, give or take a column
+                # only maps with the proportions of the image, up to one column
                 if abs(width - height * across) <= 1:
                     new.add(child.size)
         new.discard(self.size_before[call.layer.name])
         return len(new) > 1 or any(map(self.is_trunk, children))
 
     def within(self, name: str | None, names: Collection[str]) -> str | None:
-        """The module of this name, or the innermost one around it, that is among
-        others."""
+        """The first of a module and the modules around it, from the inside out, whose name
+        is in `names`; None if there is none, or `name` is None."""
         while name is not None and name not in names:
             name = self.parents[name]
         return name
 
     def stages(self) -> list[Stage]:
-        """Units with maps of one resolution in a row; the end of a trunk ends a stage,
-        too."""
+        """The stages of the model, in order. A stage ends where the resolution changes,
+        and where a trunk ends."""
         stages: list[Stage] = []
         trunk = ""
         for call in self.calls:
@@ -383,8 +387,8 @@ class CallTree:
         return stages
 
     def blocks(self, stage: Stage) -> list[Layer]:
-        """The outermost modules in a stage that stand in a row with others of their
-        class, and hold modules."""
+        """The blocks of a stage: modules with modules inside, of which the same container
+        holds several of one class. A block inside another one is left out."""
         units = {unit.layer.name for unit in stage.units if not unit.takes_several}
         candidates = set()
         for call in self.calls:
@@ -401,12 +405,13 @@ class CallTree:
 
 
 def _container(layer: Layer) -> str:
+    """The name of the module that holds a layer."""
     return layer.name.rpartition(".")[0]
 
 
 def _parents(names: Collection[str]) -> dict[str, str | None]:
-    """The innermost called module around each, by name; the model has none. A module
-    that is not called (a ModuleList) is no one's parent.
+    """The parent of each module, by name: the innermost module around it that was called,
+    so never a ModuleList. The parent of the model itself is None.
 
     Args:
         names: qualified names of the modules that were called.
@@ -422,12 +427,13 @@ def _parents(names: Collection[str]) -> dict[str, str | None]:
 
 
 def _ends_of_stages(tree: CallTree) -> set[Layer]:
-    """The layers that are shown: the first convolution, and of each stage its last unit
-    that holds modules, else the last that changes values. Where only one stage has
-    blocks, as a ViT has, all blocks are shown."""
+    """The layers that are shown: the first convolution and, of each stage, the last unit
+    with modules inside, else the last unit that changes values. If all blocks are in one
+    stage, as in a ViT, all blocks of this stage are shown instead."""
     stages = tree.stages()
     blocks = [tree.blocks(stage) for stage in stages]
-    # A ViT has its blocks in one stage, and little else; a CNN has some in many stages.
+    # A ViT has blocks in only one stage, and at least as many blocks as stages. A CNN has
+    # blocks in many stages.
     in_one_stage = sum(map(bool, blocks)) == 1 and sum(map(len, blocks)) >= len(stages)
     chosen = {*_first_convolution(tree)}
     for stage, blocks_of_stage in zip(stages, blocks, strict=True):
@@ -439,7 +445,8 @@ def _ends_of_stages(tree: CallTree) -> set[Layer]:
 
 
 def _first_convolution(tree: CallTree) -> list[Layer]:
-    """The first convolution, since its maps still look like the image."""
+    """The first convolution, since its maps still look like the image; empty for a model
+    without one."""
     for call in tree.calls:
         is_convolution = any(name.startswith("Conv") for name in call.layer.classes)
         if is_convolution and call.size is not None and call.layer.index:
@@ -448,11 +455,12 @@ def _first_convolution(tree: CallTree) -> list[Layer]:
 
 
 def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[Layer]:
-    """Each block, since no change of resolution tells which of them end a stage; and
-    the last module behind them at their resolution, which is the neck.
+    """All blocks of a stage, since no change of resolution tells which of them matter;
+    and the neck: the last learned module behind them with modules inside and maps of
+    their resolution.
 
     Args:
-        blocks: those of the stage, at least one, in the order of the model.
+        blocks: the blocks of the stage, at least one, in the order of the model.
     """
     last = blocks[-1]
     siblings = tree.children[tree.parents[last.name]]
@@ -465,7 +473,7 @@ def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[
 
 
 def _last_parent(tree: CallTree, stage: Stage) -> list[Layer]:
-    """The last unit that holds modules: a whole stage of a CNN, or its last block."""
+    """The last learned unit of a stage that has modules inside; empty if there is none."""
     for unit in reversed(stage.units):
         if unit.learned and tree.is_parent(unit):
             return [unit.layer]
@@ -473,8 +481,8 @@ def _last_parent(tree: CallTree, stage: Stage) -> list[Layer]:
 
 
 def _last_change(stage: Stage) -> list[Layer]:
-    """The last unit that changes values, where some unit is learned. A norm behind all
-    stages shows what the last of them showed."""
+    """The last unit of a stage that changes values. Empty if no such unit is learned, and
+    for a stage behind a trunk, such as a norm, which shows nothing new."""
     changing = [
         unit
         for unit in stage.units

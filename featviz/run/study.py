@@ -1,5 +1,5 @@
-"""Images shown to a model for `audit` and `exemplars`, whose results are of all images
-together."""
+"""A study shows images to a model for one result over all images: `audit` and
+`exemplars`."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from featviz.rundir.place import FileKind, check_apart, check_file, replacing
 from featviz.rundir.read import Failure
 
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
-"""Called with each image's name, what went wrong with it, and how many there are in
-all."""
+"""Called with the name of each image, its error or None, and the number of all images."""
 
 
 class Batch(NamedTuple):
-    """Images of one input shape."""
+    """Images that go through the model in one pass."""
 
     images: tuple[int, ...]
+    """The indices of the images among the samples."""
     inputs: list[Tensor]
     """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU.
     """
 
     @classmethod
     def of(cls, jobs: Sequence[ImageJob[ModelInput, None]]) -> Batch:
-        """The images that could be read, together."""
+        """Put the images that could be read into one batch."""
         readable = [job for job in jobs if job.input is not None]
         numbers = tuple(job.number for job in readable)
         args = [job.input.args for job in readable if job.input is not None]
-        if len(args) == 1:  # a copy of an input takes as long as some layers
+        if len(args) == 1:  # torch.cat would copy, which takes as long as some layers
             return cls(numbers, args[0])
         return cls(numbers, [torch.cat(tensors) for tensors in zip(*args, strict=True)])
 
@@ -71,7 +71,7 @@ class StudyInputs(NamedTuple):
     """What a study begins with."""
 
     folder: Folder
-    """To write into; it takes the place of `--out` at the end."""
+    """The hidden folder to write into; it is renamed to `--out` at the end."""
     model: LoadedModel
     samples: list[Sample]
 
@@ -84,21 +84,20 @@ def begin_study(
     record_name: str,
     files: Sequence[StudyFile] = (),
 ) -> Iterator[StudyInputs]:
-    """Find the images, load the model, and open a folder that takes the place of
-    `--out` if the block succeeds. What cannot be written is refused before the model is
-    loaded.
+    """Find the images, load the model, and make a hidden folder, which is renamed to
+    `--out` if the block succeeds.
 
     Args:
         images: files, folders, archives, URLs or globs, as on the command line.
         record_name: the file that is the result's record.
-        files: further files that options such as `--junit` name, outside of the folder.
+        files: further files outside of the folder, which options such as `--junit` name.
 
     Raises:
-        UsageError: no image is found, or something may not be written where it is to be.
-        StoreError: the folder cannot be written, or another process writes it.
+        UsageError: no image is found, or an output would replace an input.
+        StoreError: the folder or a file may not be written, or another process writes it.
         LoadError: the model cannot be loaded.
     """
-    # what can be refused without the model comes first: loading takes seconds
+    # loading the model takes seconds, so all that can be refused without it comes first
     samples = find_images(images, options)
     inputs = files_read(model, samples)
     check_apart(options.out, "--out", inputs)
@@ -114,41 +113,44 @@ def begin_study(
 
 
 class Collector(Protocol):
-    """What a study makes of the tensors that its hooks take."""
+    """Collects values from the tensors that hooks of a study take."""
 
     @property
     def is_large(self) -> bool:
-        """Whether what it takes of an image is too large to be sent from a worker
-        process."""
+        """Whether the values of an image are too large to be sent from a worker process
+        to its parent."""
 
     @property
     def fault(self) -> Exception | None:
-        """An exception of its own inside a hook, which is not a failure of the model."""
+        """An exception that the collector raised in a hook, if any. It is a bug in the
+        collector, not a failure of the model."""
 
     def begin_batch(self, batch: Batch) -> None:
-        """Hear that the model is about to run, and forget what was taken before: a batch
-        that failed is shown again image by image."""
+        """Prepare for a batch, before the model runs. Values of the batch before are
+        dropped: if that batch failed, its images are shown once more."""
 
     def taken_of_batch(self) -> Any:
-        """What the hooks took of the batch, which can be pickled."""
+        """The values of the batch, which can be pickled."""
 
     def add_batch(self, taken: Any) -> None:
-        """Add what was taken of a batch, maybe in another process."""
+        """Add the values of a batch, which may come from another process, to the
+        result."""
 
 
 class ShownImage(NamedTuple):
-    """What became of an image that was shown to the model."""
+    """An image that was shown to the model, or could not be shown."""
 
     number: int
-    """Its index among the samples."""
+    """The index of the image among the samples."""
     error: FeatvizError | None = None
+    """Why the image could not be shown."""
     taken: Any = None
-    """What the collector took of it in a worker process."""
+    """The values that a collector took in a worker process; None once they were added."""
 
 
 @dataclass
 class Study:
-    """Images shown to a model, for one result of all of them."""
+    """Shows images to a model, for one result over all images."""
 
     model: LoadedModel
     samples: Sequence[Sample]
@@ -160,15 +162,15 @@ class Study:
     """Why images could not be shown, by their numbers."""
 
     def show(self, collector: Collector) -> None:
-        """Show all images to the model, whose hooks fill a collector: in this process, or
-        side by side in worker processes. What is taken of each is added here, in the
-        order of the images, so that it does not matter which process took it.
+        """Show all images to the model, whose hooks fill the collector; in this process,
+        or in worker processes. The values are added in this process in the order of the
+        images, so the result does not depend on the number of processes.
 
         Raises:
             FeatvizError: no image could be shown.
         """
         count = 1
-        # a batch is one pass of the model, which divides it among the cores by itself
+        # torch itself divides a pass of several images among the cores
         if self.options.batch_size == 1 and not collector.is_large:
             count = worker_count(self.model, self.samples, None, backward=False)
         if count == 1:
@@ -182,7 +184,7 @@ class Study:
             self.seen.append(image.number)
             name = self.samples[image.number].name
             self.progress(name, None, len(self.samples))
-        # a result of no image would be one about nothing
+        # without any image there is no result
         if not self.seen and self.errors:
             first = min(self.errors)
             raise FeatvizError(
@@ -195,6 +197,7 @@ class Study:
         """Show all images in this process, in batches."""
 
         def show(jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
+            """Show a batch, and add its values."""
             collector.add_batch(self._take(jobs, collector))
 
         size = self.options.batch_size
@@ -204,19 +207,20 @@ class Study:
     def _shown_side_by_side(
         self, collector: Collector, count: int
     ) -> Iterator[ShownImage]:
-        """Show the first image in this process, and the others in worker processes; the
-        collector of this process gets what each of them took.
+        """Show the first image in this process, and all others in worker processes. Their
+        values are added to the collector of this process.
 
         Args:
-            count: of workers, as far as there is memory for them.
+            count: the most workers; there are fewer if the memory is not enough.
         """
 
         def show(jobs: Sequence[ImageJob[ModelInput, Any]]) -> Any:
+            """Show a batch, and return its values."""
             return self._take(jobs, collector)
 
         def work(numbers: Iterable[int]) -> Iterator[ShownImage]:
-            """Show the samples of these numbers, in a forked child: what it changes of
-            the collector the parent does not see."""
+            """Show the samples with these numbers. This runs in a worker process, so its
+            changes of the collector do not reach the parent."""
             for number in numbers:
                 for job in visit(self.samples, self._read, show, numbers=[number]):
                     yield ShownImage(number, job.error, job.result)
@@ -232,8 +236,12 @@ class Study:
     def _take(
         self, jobs: Sequence[ImageJob[ModelInput, Any]], collector: Collector
     ) -> Any:
-        """Show a batch, and return what a collector took of it; ForwardError where the
-        model fails."""
+        """Show a batch, and return the values that the collector took.
+
+        Raises:
+            ForwardError: the model fails.
+            Exception: the `fault` of the collector.
+        """
         batch = Batch.of(jobs)
         collector.begin_batch(batch)
         try:
@@ -241,24 +249,29 @@ class Study:
                 self.model.module, [arg.to(self.model.device) for arg in batch.inputs]
             )
         except ForwardError:
-            # what the collector's hooks raise looks like a failure of the model
+            # an exception in a hook of the collector looks like a failure of the model
             if collector.fault is not None:
                 raise collector.fault from None
             raise
         return collector.taken_of_batch()
 
     def _read(self, sample: Sample) -> ModelInput:
+        """Read a sample as the model takes it."""
         return read_input(sample, self.model.preprocess, self.options.inputs)
 
     def batches(self, numbers: Sequence[int]) -> Iterator[Batch]:
-        """The images of these numbers once more."""
+        """Read the samples with these numbers once more, in batches."""
         size = self.options.batch_size
         return batches(
             self.samples, self.model, self.options.inputs, size, self._failed, numbers
         )
 
     def _failed(self, number: int, error: FeatvizError) -> None:
-        """Note and report that the sample of this number could not be shown."""
+        """Note that a sample could not be shown, and call `progress`.
+
+        Args:
+            number: the index of the sample.
+        """
         self.errors[number] = error
         self.progress(self.samples[number].name, error, len(self.samples))
 
@@ -272,7 +285,7 @@ class Study:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What a record says of the versions, the device, the model and its
+        """The entries of a record on the versions, the device, the model and its
         preprocessing."""
         return {
             **versions(),
@@ -290,15 +303,16 @@ def batches(
     failed: Callable[[int, FeatvizError], None],
     numbers: Sequence[int],
 ) -> Iterator[Batch]:
-    """Images as the model takes them.
+    """Read images in batches of successive images with the same input shape.
 
     Args:
-        size: of a batch; only images of one input shape are together.
+        size: the most images in a batch.
         failed: called with the number and the error of each image that cannot be read.
-        numbers: of the samples that are taken, from 0.
+        numbers: the indices of the samples to read, in this order.
     """
 
     def read(sample: Sample) -> ModelInput:
+        """Read a sample as the model takes it."""
         return read_input(sample, model.preprocess, inputs)
 
     for jobs in in_batches(read_jobs(samples, read, numbers, size), size):
