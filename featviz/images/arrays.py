@@ -1,6 +1,6 @@
-"""Arrays as images: which axis counts channels, and how numbers become values; TIFF
-files that Pillow does not read, and videos, by their libraries; images in memory as
-files for a run."""
+"""Arrays as images: which axis has the channels, and how numbers become values. TIFF
+files that Pillow does not read, and videos, read by their libraries. Images in memory,
+written to files for a run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from featviz.records import Raster
 from featviz.text import counted
 
 MAX_VALUES = 2**28
-"""Numbers of an image: as float32 they take one gibibyte."""
+"""The most numbers of an image: as float32 they take one gibibyte."""
 
 _NARROW = 0.1
-"""An image of 16 bits that uses less of their range is nearly one colour: black, for 12
-bits in a 16-bit file."""
+"""A share of the range of 16 bits. An image that uses less of it is nearly one colour to a
+model: an image of 12 bits in a 16-bit file is black."""
 
 _PACKINGS = (1, 8, 32946, 5, 32773)
-"""Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits.
-"""
+"""TIFF's numbers of the compressions that are read: none, Deflate (two numbers), LZW and
+PackBits."""
 _MAX_CHANNELS = 4096
 _MAX_FRAME_BYTES = 2**30
 """The most bytes of all frames that are kept, as RGB."""
@@ -39,18 +39,17 @@ _INSTALL = "pip install 'featviz[tiff]'"
 
 
 class ExpectedImage(NamedTuple):
-    """What a model takes."""
+    """The images that a model takes."""
 
     channels: int
     volume: bool = False
-    """Whether it takes [C, D, H, W], not [C, H, W]."""
+    """Whether it takes [C, D, H, W] instead of [C, H, W]."""
     raw: bool = False
-    """Whether a function of the user's own prepares it, which gets arrays as they are.
-    """
+    """Whether the user's own function prepares images; it gets arrays unchanged."""
 
     @property
     def shapes(self) -> str:
-        """The arrays that fit, for messages."""
+        """The shapes of arrays that fit, for messages."""
         channels = self.channels
         if self.volume:
             with_channels = f"[{channels}, D, H, W]"
@@ -64,20 +63,20 @@ class ExpectedImage(NamedTuple):
 
 
 def to_image(array: np.ndarray, expected: ExpectedImage) -> Image.Image | Raster:
-    """An array as the model takes it.
+    """Turn an array into an image for the model.
 
     Args:
-        array: Numbers of any type, as a file holds them. The axis of channels is the
-            first or the last.
-        expected: What the model takes.
+        array: Numbers of any type, as they stand in a file. The channels are the first or
+            the last axis.
+        expected: The images that the model takes.
 
     Returns:
-        8 bits of grey or RGB as a picture; other unsigned integers of 8 and 16 bits
-        scaled to 0..1, all others as they are. For a function of the user's own, the
-        array itself in a Raster.
+        A picture, if the array is grey or RGB of 8 bits. Otherwise a Raster: unsigned
+        integers of 8 and 16 bits are scaled to 0..1, all other numbers stay as they are.
+        If `expected.raw`, a Raster with the array itself.
 
     Raises:
-        ImageError: Where the array is not an image, or none for this model.
+        ImageError: Where the array is not an image, or does not fit the model.
     """
     _check_array(array, expected)
     if expected.raw:
@@ -97,13 +96,14 @@ def to_image(array: np.ndarray, expected: ExpectedImage) -> Image.Image | Raster
 
 
 def _scaled(values: np.ndarray) -> Raster:
-    """Unsigned integers of 8 and 16 bits as 0..1, all others as they are, in float32.
+    """Numbers as float32: unsigned integers of 8 and 16 bits are scaled to 0..1, all other
+    numbers stay as they are.
 
     Raises:
         ImageError: Where a value is NaN, infinite, or too large for float32.
     """
     dtype = values.dtype
-    # of signed integers and floats nobody knows which range they fill
+    # the range that other integers and floats fill is not known
     if dtype.kind != "u" or dtype.itemsize > 2:
         with np.errstate(over="ignore"):
             numbers = np.ascontiguousarray(values.astype(np.float32))
@@ -120,15 +120,18 @@ def _scaled(values: np.ndarray) -> Raster:
 
 
 def _check_array(array: np.ndarray, expected: ExpectedImage) -> None:
-    """Refuse what is no image, whatever the model takes; ImageError. An image has two
-    axes at least (one, for a function of the user's own), numbers that are all finite,
-    and no more of them than MAX_VALUES."""
+    """Check that an array is an image for any model: at least two axes (one if
+    `expected.raw`), only finite numbers, and at most MAX_VALUES of them.
+
+    Raises:
+        ImageError: Where it is not.
+    """
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
     if array.ndim < (1 if expected.raw else 2) or not array.size:
         shape = list(array.shape)
         raise ImageError(f"has the shape {shape}, which is none of an image", None)
-    # each becomes a float32, and the model makes more of them
+    # each number becomes a float32, and the model computes many more
     if array.size > MAX_VALUES:
         raise ImageError(
             f"has {array.size:,} values, more than the {MAX_VALUES:,} of any image"
@@ -138,7 +141,7 @@ def _check_array(array: np.ndarray, expected: ExpectedImage) -> None:
 
 
 def _channels_first(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
-    """The array as [C, H, W], or [C, D, H, W] for a volume.
+    """An array as [C, H, W], or as [C, D, H, W] if the model takes volumes.
 
     Raises:
         ImageError: Where its shape does not fit the model.
@@ -157,15 +160,16 @@ def _channels_first(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
 
 
 def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
-    """An array [C, H, W] or [H, W, C] with its channels first.
+    """An array [C, H, W] or [H, W, C] as [C, H, W].
 
     Raises:
-        ImageError: neither axis has as many channels as the model takes, or as can be
-            made of them; or both have as many as it takes.
+        ImageError: Where neither the first nor the last axis fits the model's channels
+            (see `_fits`); or where both have exactly as many, so that it is not clear
+            which is meant.
     """
     is_first = _fits(array.shape[0], array, expected)
     is_last = _fits(array.shape[-1], array, expected)
-    # an exact number tells more than one that can be made to fit
+    # if both axes fit, the one with exactly the model's number of channels is meant
     if is_first == is_last:
         is_first = array.shape[0] == expected.channels
         is_last = array.shape[-1] == expected.channels
@@ -183,6 +187,7 @@ def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarra
 
 
 def _no_fit(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
+    """The error for an array whose shape does not fit the model."""
     channels = counted(expected.channels, "channel")
     return ImageError(
         f"has the shape {list(shape)}, and the model takes {channels}:"
@@ -192,8 +197,9 @@ def _no_fit(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
 
 
 def _fits(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
-    """Whether an image of `count` channels is what the model takes, or can be made so:
-    grey is repeated as RGB, and a picture of 8 bits is made grey."""
+    """Whether an array with `count` channels fits the model's channels. It also fits if it
+    is grey and the model takes RGB, or if it is an RGB picture of 8 bits and the model takes
+    grey."""
     if count == expected.channels or (count, expected.channels) == (1, 3):
         return True
     is_picture = array.dtype == np.uint8 and not expected.volume
@@ -201,10 +207,10 @@ def _fits(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
 
 
 def read_tiff(data: bytes) -> np.ndarray:
-    """The first page of a TIFF, [H, W, C], of the file's own type.
+    """The first page of a TIFF as an array [H, W, C] in the file's own type.
 
     Raises:
-        ImageError: Where it cannot be read, or tifffile is not installed.
+        ImageError: Where the page cannot be read, or tifffile is not installed.
     """
     try:
         import tifffile
@@ -214,7 +220,7 @@ def read_tiff(data: bytes) -> np.ndarray:
             _INSTALL,
         ) from error
     log = logging.getLogger("tifffile")
-    log.disabled = True  # it reports what is raised as well
+    log.disabled = True  # tifffile also logs what it raises
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             page = file.pages.first
@@ -225,7 +231,7 @@ def read_tiff(data: bytes) -> np.ndarray:
             return np.atleast_3d(image)
     except ImageError:
         raise
-    except Exception as error:  # the file decides what is raised
+    except Exception as error:  # a broken file can raise anything
         hint = _INSTALL if "imagecodecs" in str(error) else None
         raise ImageError(
             f"is a TIFF that cannot be read: {reason(error)}", hint
@@ -235,8 +241,9 @@ def read_tiff(data: bytes) -> np.ndarray:
 
 
 def _check_page(page: Any) -> None:
-    """Refuse a page of a TIFF before its pixels are read; ImageError."""
-    # a stack of pages, or bits that do not fill bytes, would be read as something else
+    """Raise an ImageError for a page of a TIFF that would be read wrongly, or is too large.
+    This is done before its pixels are read."""
+    # pages with more axes, or with bits that do not fill bytes, would be read wrongly
     if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
         raise ImageError(
             f"is a TIFF of {page.bitspersample} bits a channel, which is not read",
@@ -256,8 +263,8 @@ def _check_page(page: Any) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What a decoder says of a broken file; `it is damaged` where that is a number, or of
-    the decoder's own code."""
+    """The reason why a file could not be decoded: the first line of the error's message.
+    `it is damaged` if that line is only a number, or speaks of the decoder's own code."""
     if isinstance(error, (IndexError, KeyError, TypeError, struct.error)):
         return "it is damaged"
     line = str(error).partition("\n")[0]
@@ -266,31 +273,33 @@ def reason(error: Exception) -> str:
     return line
 
 
-# Frames of videos, decoded by PyAV, by three demultiplexers of ffmpeg that open no
-# other file --
+# Frames of videos, decoded by PyAV. Only three formats are read: their demultiplexers in
+# ffmpeg open no other files --
 
 
 class Frames(NamedTuple):
-    """What was read of a file: frames of a video or an animation, or one image."""
+    """The images that were read from a file: frames of a video or an animation, or one image."""
 
     images: Sequence[Image.Image | Raster]
     total: int
-    """How many the file has."""
+    """How many frames the file has."""
 
 
 def read_frames(
     data: bytes, container: str, choose: Callable[[int], Sequence[int]]
 ) -> Frames:
-    """Frames of a video, upright. No others are kept, and as few as its key frames
-    allow are decoded.
+    """Read some frames of a video, upright. Only these are kept in memory, and key frames
+    are used to decode as few others as possible.
 
     Args:
-        data: The file.
-        container: Its format, as ffmpeg calls it.
-        choose: Gives the numbers of the frames, from how many there are.
+        data: The content of the file.
+        container: The format of the file, by ffmpeg's name.
+        choose: A function from the number of frames in the file to the indices of those
+            to read.
 
     Raises:
-        ImageError: Where it is broken, has no frames, or too many pixels are chosen.
+        ImageError: Where the video is broken, has no frames, or the chosen frames have too
+            many pixels; or where PyAV is not installed.
     """
     try:
         import av
@@ -311,21 +320,21 @@ def read_frames(
             numbers = choose(len(packets))
             _check_frames(stream, numbers)
             reader = _FrameReader(file, stream, packets)
-            # in their order, each once: frames are decoded forwards
+            # frames are decoded forwards, so they are read in order, and each only once
             images = {number: reader.frame(number) for number in sorted(set(numbers))}
     except ImageError:
         raise
-    except Exception as error:  # the file decides what is raised
+    except Exception as error:  # a broken file can raise anything
         raise ImageError("is a video that cannot be read: it is damaged") from error
     return Frames([images[number] for number in numbers], len(packets))
 
 
 def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
-    """Refuse to decode more pixels than fit into memory; ImageError.
+    """Raise an ImageError if frames have more pixels than may be kept in memory.
 
     Args:
-        stream: of PyAV.
-        numbers: of the frames that are to be decoded; one may stand there twice.
+        stream: The video stream of PyAV.
+        numbers: The indices of the frames to decode; one may occur twice.
     """
     # a video of a few kilobytes may claim any size
     pixels = stream.width * stream.height
@@ -339,8 +348,8 @@ def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
 
 
 class _FrameReader:
-    """Decodes frames of a video one after the other; where a key frame lies ahead on
-    the way to the next one, it goes on from there."""
+    """Decodes frames of a video in their order. It skips to a key frame if one lies between
+    the last frame and the next one."""
 
     def __init__(
         self, file: Any, stream: Any, packets: Sequence[tuple[Any, bool]]
@@ -348,43 +357,43 @@ class _FrameReader:
         """Begin at the first frame.
 
         Args:
-            file: an open container of PyAV.
-            stream: its video.
-            packets: for each frame, in the order in which the file stores them, when it
-                is shown, in the units of the stream (None where the file does not say),
-                and whether it can be decoded without those before.
+            file: An open container of PyAV.
+            stream: The video stream in it.
+            packets: For each frame, in the order of the file, two values: the time at
+                which it is shown, in units of the stream (None if the file does not say),
+                and whether it is a key frame, which is decoded without frames before it.
         """
         times = [time for time, _ in packets]
         key_times = [time for time, is_key in packets if is_key]
         self.file = file
         self.stream = stream
         self.is_timed = None not in times
-        # frames are stored in the order of decoding, which is another one
+        # sorted, since the file has frames in the order of decoding, not of showing
         self.times = sorted(times) if self.is_timed else range(len(times))
-        """When each frame is shown; of a file that does not say, its number."""
+        """The time at which each frame is shown; its index if the file does not say."""
         self.key_times = sorted(key_times) if self.is_timed else []
         file.seek(0)
         self.frames = file.decode(stream)
         self.last: Any = None
         """The frame that was decoded last."""
         self.time = -1
-        """When it is shown."""
+        """The time at which `last` is shown."""
 
     def frame(self, number: int) -> Image.Image:
-        """The frame of a number, which is no less than that of the call before.
+        """The frame of an index. From call to call, the index must not become smaller.
 
         Raises:
             ImageError: Where no frame of the video can be decoded.
         """
         time = self.times[number]
         key = bisect_right(self.key_times, time) - 1
-        # the first frame is decoded in any case: some files begin before time 0
+        # before any frame was decoded there is no skip: some files begin before time 0
         if self.last is not None and key >= 0 and self.key_times[key] > self.time:
             self.file.seek(self.key_times[key], stream=self.stream)
             self.frames = self.file.decode(self.stream)
         while self.time < time:
             following = next(self.frames, None)
-            if following is None:  # fewer frames than packets: the last one stands
+            if following is None:  # fewer frames than packets: the last frame is taken
                 break
             self.last = following
             self.time += 1
@@ -396,11 +405,11 @@ class _FrameReader:
         return image.rotate(getattr(self.last, "rotation", 0), expand=True)
 
 
-# Images that a program holds in memory: as Pillow sees them, and as files for a run
+# Images in the memory of a program: as pictures of Pillow, and as files for a run
 # -------------
 
 _KEPT = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I", "F"})
-"""Modes that a PNG or TIFF keeps."""
+"""Modes of Pillow that are saved as PNG or TIFF without a conversion."""
 _WITH_ALPHA = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 _VALUES = "uint8, or floats in 0..1"
 _COUNTS = (1, 3, 4)
@@ -408,16 +417,16 @@ _COUNTS = (1, 3, 4)
 
 
 def to_images(value: Any, name: str = "image") -> list[Image.Image]:
-    """The images that a value in memory is.
+    """Turn a value in memory into images.
 
     Args:
         value: A PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array with C
             at its end. C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of
             grey also uint16.
-        name: Of the value, for messages.
+        name: The name of the value, for messages.
 
     Raises:
-        UsageError: Where the value is not an image, of these types and shapes.
+        UsageError: Where the value has another type, shape or range.
     """
     if isinstance(value, Image.Image):
         return [value]
@@ -442,23 +451,24 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
 
 
 def _as_array(value: Any) -> Any:
-    """A tensor as an array of numpy; anything else as it is."""
-    torch = sys.modules.get("torch")  # who has no torch gives no tensors
+    """A tensor as an array of numpy; any other value is returned as it is."""
+    # without torch imported, there is no tensor
+    torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value
     tensor = value.detach().cpu().resolve_neg()
-    if tensor.dtype == torch.bfloat16:  # which numpy has not
+    if tensor.dtype == torch.bfloat16:  # numpy has no bfloat16
         tensor = tensor.float()
     return tensor.numpy()
 
 
 def to_files(images: Iterable[Any], folder: Path) -> list[str]:
-    """Paths as they are; images in memory as files of a folder, without loss.
+    """Write images in memory into files without loss, and return the paths of all images.
 
     Args:
-        images: Paths, and images as `to_images` takes them; vectors [F] or [1, F] are
-            saved as they are.
-        folder: Gets `image-0.png`, `image-1.npy`, ...
+        images: Paths, which are returned as they are; images that `to_images` takes; or
+            vectors [F] or [1, F].
+        folder: The folder, in which `image-0.png`, `image-1.npy`, ... are written.
 
     Raises:
         UsageError: Where a value is neither a path nor an image, or cannot be read.
@@ -488,19 +498,24 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
 
 
 def _saved(image: Image.Image, path: Path) -> str:
-    """The path of an image that was saved without loss, as PNG or TIFF.
+    """Save an image without loss, as PNG or TIFF, and return the path of the file.
+
+    Args:
+        image: The image.
+        path: The path of the file, without a suffix.
 
     Raises:
-        ValueError: Where it has no pixels; or whatever Pillow raises.
+        ValueError: Where the image has no pixels.
+        OSError, SyntaxError: Where Pillow cannot read or save it.
     """
     if not image.width * image.height:
         raise ValueError("it has no pixels")
     options: dict[str, Any] = {}
-    # its orientation is applied when the file is read
+    # exif has the orientation, which is applied when the file is read
     exif = image.getexif()
     if exif:
         options["exif"] = exif
-    # PNG has no 32 bits
+    # PNG has at most 16 bits
     if image.mode in ("I", "F"):
         path = path.with_suffix(".tiff")
     else:
@@ -513,13 +528,14 @@ def _saved(image: Image.Image, path: Path) -> str:
 
 
 def to_npy(value: Any, path: Path) -> str:
-    """Write a tensor or an array into a file, and give its path as text.
+    """Write a tensor or an array into a file, and return the file's path as text.
 
     Args:
-        path: ends in .npy; its stem names the value in messages.
+        value: The tensor or array.
+        path: The path, which ends in .npy; messages call the value by its stem.
 
     Raises:
-        UsageError: Where it is neither a tensor nor an array of numbers.
+        UsageError: Where the value is neither a tensor nor an array of numbers.
     """
     array = _as_array(value)
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
@@ -532,15 +548,15 @@ def to_npy(value: Any, path: Path) -> str:
 
 
 def _levels(array: np.ndarray, name: str) -> np.ndarray:
-    """An array as integers that Pillow takes: floats 0..1 and bools as 0..255, uint8 and
-    grey of uint16 as they are.
+    """The numbers of an image as integers that Pillow takes. Floats 0..1 and bools become
+    0..255; uint8, and uint16 of grey, stay as they are.
 
     Args:
         array: [H, W], [H, W, C] or [N, H, W, C]; C is 1, 3 or 4.
-        name: For messages.
+        name: The name of the value, for messages.
 
     Raises:
-        UsageError: Where its shape or its values are not those of an image.
+        UsageError: Where the array has another shape, or other values.
     """
     shape = list(array.shape)
     dtype = array.dtype
@@ -551,7 +567,7 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
             "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3"
             " or 4",
         )
-    # Pillow holds 16 bits of grey, and not of colours
+    # Pillow takes 16 bits only for grey
     if dtype == np.uint8 or (dtype == np.uint16 and channels == 1):
         return array
     if dtype == np.bool_:
@@ -562,7 +578,7 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
         )
     array = array.astype(np.float32)
     low, high = float(array.min()), float(array.max())
-    # also of NaN, which compares with nothing
+    # written with `not`, so that NaN is refused, too
     if not (low >= 0 and high <= 1):
         raise UsageError(
             f"{name} has values from {low:g} to {high:g}, and floats of an image are"

@@ -1,5 +1,5 @@
-"""Files, here, in archives and in stores, to pictures of mode L or RGB, as a person
-sees them."""
+"""Read files (on this machine, in archives, in stores) as pictures of mode L or RGB, as a
+person sees them, or as numbers."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from featviz.text import counted
 log = logging.getLogger(__name__)
 
 FilePath: TypeAlias = Path | Url
-"""A file of this machine or in a store, on its own or in an archive."""
+"""A file on this machine or in a store; it may be a file in an archive."""
 
 SEPARATOR = "::"
-"""Between an archive and a file in it: `photos.tar::a/b.jpg`."""
+"""Separates an archive and a file in it: `photos.tar::a/b.jpg`."""
 _SUFFIX = r"\.(?:tar|tar\.gz|tgz|tar\.bz2|tbz2|tar\.xz|txz|zip)"
 ARCHIVE_NAME = re.compile(rf".*{_SUFFIX}", re.IGNORECASE | re.DOTALL)
-"""Names of archives of files. A file in an archive, which may be an archive itself, is
-not asked about."""
+"""Matches names of archives. It is not used for files in an archive: an archive in an
+archive is not opened."""
 _MEMBER = re.compile(rf"(.+?{_SUFFIX}){SEPARATOR}(.+)", re.IGNORECASE | re.DOTALL)
 
 MAX_MEMBER_BYTES = 512 * 2**20
-"""A member that unpacks to more is not a picture, but a bomb."""
+"""A file in an archive that unpacks to more is refused: it would fill the memory."""
 
 MAX_FILE_BYTES = 2**30
-"""A larger file is not a picture that Pillow would open."""
+"""A larger file is refused: Pillow would not open such a picture."""
 
 _MODES: Any = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2", b"\xfd7": "r:xz"}
-"""How tarfile opens a compressed file, by its first two bytes."""
+"""Modes in which tarfile opens a compressed file, by the first two bytes of the file."""
 
 _READING = Lock()
-"""One thread at a time reads from the archives that are open."""
+"""Lets only one thread at a time read from the open archives."""
 
 DAMAGED = (
     tarfile.TarError,
@@ -69,7 +69,7 @@ DAMAGED = (
     ValueError,
     FileError,
 )
-"""What the readers of archives raise, beside OSError."""
+"""What the readers of archives raise, besides OSError, for a damaged archive."""
 
 
 FORMATS: dict[str, tuple[str, ...]] = {
@@ -89,13 +89,14 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "SGI": (),
     "TGA": (".tga",),
 }
-"""Pillow's formats that are read, in the order in which they are tried, and the
-suffixes by which folders and archives are searched. Pillow knows the first five without
-importing all its plugins; TGA has no mark. Of the others EPS starts Ghostscript."""
+"""The formats of Pillow that are read, and the suffixes by which folders and archives are
+searched. They are tried in this order: Pillow reads the first five without importing all
+its plugins, and TGA, which has no mark, comes last. Other formats are left out, since
+Pillow starts Ghostscript for EPS."""
 
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
-"""Names that count as images in a folder or an archive; arrays are read where they are
-named."""
+"""Suffixes of the images in a folder or an archive. Arrays there are only read if the user
+names the file."""
 
 _READERS = {"NPY": npy.read_npy, "NPZ": npy.read_npz}
 
@@ -104,7 +105,7 @@ EXPECTED = (
     f" ({', '.join(name for name, suffixes in FORMATS.items() if suffixes)}) or an"
     " array (.npy, .npz, .pt)"
 )
-"""What a file that is not an image should have been."""
+"""The hint for a file that is not an image."""
 
 _LOOKS = {
     b"%!PS": "PostScript",
@@ -120,26 +121,30 @@ _MARKS = {
     npy.MAGIC: "NPY",
     b"\x1aE\xdf\xa3": "matroska",
 }
-"""The first bytes of a file."""
+"""Formats by the first bytes of a file."""
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1")
 _MOV = (b"moov", b"mdat", b"wide", b"free")
 _STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
-"""Brands of pictures in the container of MP4."""
+"""The beginnings of brands of pictures (not videos) in the container of MP4."""
 
 VIDEOS = ("mov", "avi", "matroska")
-"""Containers, as ffmpeg calls them."""
+"""Formats of videos, by ffmpeg's names."""
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 """Endings of the files of which `--frames N` takes N stills."""
 
 
 _open = Image.open
-"""Ultralytics puts a function in its place that installs packages for what Pillow does
-not read."""
+"""Pillow's own function, kept since Ultralytics replaces it by one that installs packages
+for files that Pillow does not read."""
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open an image in one of FORMATS; UnidentifiedImageError says what another looks
-    like."""
+    """Open an image in one of FORMATS.
+
+    Raises:
+        UnidentifiedImageError: Where the file has another format. The message says what
+            the file looks like.
+    """
     head = file.read(64)
     try:
         return _open(file, formats=[*FORMATS])
@@ -148,7 +153,11 @@ def open_image(file: BinaryIO) -> Image.Image:
 
 
 def _what_else(head: bytes) -> str:
-    """What the first bytes of a file that is not an image look like."""
+    """A message that says what a file looks like which is not an image.
+
+    Args:
+        head: The first bytes of the file.
+    """
     if not head:
         return "is empty"
     refused = "is no image that featviz reads: it looks like"
@@ -162,18 +171,19 @@ def _what_else(head: bytes) -> str:
 
 
 def format_of(data: bytes) -> str | None:
-    """What a file is, by its first bytes, if not a picture for Pillow.
+    """The format of a file, found by its content, if other libraries than Pillow may have to
+    read it.
 
     Returns:
-        TIFF, NPY, NPZ or PT, which may have any number of channels; one of VIDEOS; None
-        for any other.
+        TIFF, NPY, NPZ or PT, which may have any number of channels; one of VIDEOS; or None
+        for any other file.
     """
     for mark, name in _MARKS.items():
         if data.startswith(mark):
             return name
     if data.startswith(b"PK\3\4"):
         return _format_of_zip(data)
-    # a box of MP4 is its size, its type and, of the first box, the brand
+    # MP4 begins with a box: 4 bytes of its size, 4 of its type, 4 of the brand
     box_type = data[4:8]
     brand = data[8:12]
     if data.startswith(b"RIFF") and brand == b"AVI ":
@@ -185,7 +195,8 @@ def format_of(data: bytes) -> str | None:
 
 
 def _format_of_zip(data: bytes) -> str | None:
-    """Whether numpy or torch wrote a zip file; None for any other, and a damaged one."""
+    """NPZ for a zip file that numpy wrote, PT for one that torch wrote; None for any other,
+    or a damaged one."""
     try:
         names = zipfile.ZipFile(io.BytesIO(data)).namelist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
@@ -196,14 +207,14 @@ def _format_of_zip(data: bytes) -> str | None:
     return None
 
 
-# Images inside tar and zip files, here or in stores: `photos.tar` holds images like a
-# folder, `photos.tar::a/b.jpg` is one of them. Nothing is unpacked: a member is read
-# when its turn comes.
+# Images inside tar and zip files, on this machine or in stores: `photos.tar` stands for
+# all images in it, `photos.tar::a/b.jpg` for one. Nothing is unpacked to the disk: each
+# file in an archive (a member) is read when it is drawn.
 
 
 def split_member(path: FilePath) -> tuple[FilePath, str] | None:
-    """Split the path of a file in an archive into the archive and the member's name;
-    None where it is the path of a plain file."""
+    """Split the path of a file in an archive into the archive and the member's name; None
+    for the path of a file that is in no archive."""
     if isinstance(path, Url):
         if path.member is None:
             return None
@@ -223,9 +234,12 @@ def member(archive: FilePath, name: str) -> FilePath:
 
 
 def members(path: FilePath) -> list[str]:
-    """Names of the files in an archive, in their order; OSError or one of DAMAGED if it
-    cannot be read. An archive in a store is opened anew, and taken to stay as it is
-    until the next call."""
+    """The names of the files in an archive, in the archive's order. An archive in a store is
+    opened anew here; until the next call, `read` assumes that it does not change.
+
+    Raises:
+        OSError: The archive cannot be read; or one of DAMAGED.
+    """
     if isinstance(path, Url):
         _opened.cache_clear()
         _content.cache_clear()
@@ -233,11 +247,11 @@ def members(path: FilePath) -> list[str]:
 
 
 def read(path: FilePath) -> bytes:
-    """The bytes of a file, on its own or in an archive.
+    """The bytes of a file, which may be in an archive.
 
     Raises:
         FileNotFoundError: There is no such file.
-        OSError: Or one of DAMAGED, where it cannot be read.
+        OSError: The file cannot be read; or one of DAMAGED.
     """
     inside = split_member(path)
     if inside is not None:
@@ -247,7 +261,7 @@ def read(path: FilePath) -> bytes:
     if isinstance(path, Url):
         return urls.read(path, MAX_FILE_BYTES)
     with files.open_regular(path) as file:
-        # a file that grows meanwhile is read as far as it went
+        # if the file grows meanwhile, only its first `size` bytes are read
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
             raise OSError(
@@ -257,12 +271,14 @@ def read(path: FilePath) -> bytes:
 
 
 def member_name(name: str) -> str:
-    """One spelling for `a/b.jpg`, `./a/b.jpg`, `/a//b.jpg` and `a\\b.jpg`."""
+    """The name of a file in an archive in one spelling: `a/b.jpg` for `./a/b.jpg`,
+    `/a//b.jpg` and `a\\b.jpg`."""
     return PurePosixPath(name.replace("\\", "/").lstrip("/")).as_posix()
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file, or a folder that holds it, is hidden or one that macOS adds."""
+    """Whether a path has a part that is hidden (`.git`), or a folder that macOS adds to zip
+    files."""
     return any(
         part.startswith(".") or part == "__MACOSX"
         for part in name.split("/")
@@ -271,7 +287,7 @@ def is_hidden(name: str) -> bool:
 
 
 def _version(path: FilePath) -> tuple[int, ...]:
-    """Numbers that change when a file of this machine is written anew; none for one in
+    """Numbers that change when a file on this machine is written anew; empty for a file in
     a store."""
     if isinstance(path, Url):
         return ()
@@ -284,20 +300,20 @@ class _Archive(NamedTuple):
 
     file: Any
     members: dict[str, Any]
-    """The files in it, TarInfo or ZipInfo, by their names; of two of one name the later
-    one."""
+    """The files in it, TarInfo or ZipInfo, by their names; if two have the same name, the
+    later one."""
 
 
 @lru_cache(maxsize=4)
 def _opened(path: FilePath, *state: int) -> _Archive:
-    """An archive, which stays open.
+    """Open an archive. It stays open as long as the cache holds it.
 
     Args:
-        path: A tar or zip file, here or in a store.
-        state: `_version` of the file: where it is another one, the file is opened anew.
+        path: A tar or zip file, on this machine or in a store.
+        state: `_version` of the file. If it has changed, the file is opened anew.
 
     Raises:
-        OSError: Or one of DAMAGED, where it cannot be read.
+        OSError: The archive cannot be read; or one of DAMAGED.
     """
     file = urls.open_parts(path) if isinstance(path, Url) else files.open_regular(path)
     if path.name.lower().endswith(".zip"):
@@ -321,10 +337,10 @@ def _members_of_tar(tar: Any, path: FilePath) -> dict[str, Any]:
     for info in tar:
         links += info.issym() or info.islnk()
         if info.isfile():
-            # of two of one name the later one counts, also for the order
+            # if two have the same name, the later one counts, also for the order
             members.pop(member_name(info.name), None)
             members[member_name(info.name)] = info
-    # tarfile takes a damaged header for the end of the file, which is a block of zeros
+    # the end of a tar file is a block of zeros; tarfile also stops at a damaged header
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(512).strip(b"\0"):
         raise tarfile.ReadError(f"damaged at byte {tar.offset}")
@@ -335,17 +351,18 @@ def _members_of_tar(tar: Any, path: FilePath) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _content(path: FilePath, name: str, *state: int) -> bytes:
-    """A member of an archive; the last one is kept, since going back in a compressed tar
-    means starting anew.
+    """The bytes of a file in an archive. The last file is cached, since going back in a
+    compressed tar means unpacking it again from the start.
 
     Args:
-        path: Of the archive, as for `_opened`.
-        name: Of the member, as `members` has it.
-        state: As `_opened` takes it.
+        path: The archive.
+        name: The name of the file, as `members` returns it.
+        state: `_version` of the archive.
 
     Raises:
-        FileNotFoundError: The archive has no such member.
-        OSError: Or one of DAMAGED, where it cannot be read.
+        FileNotFoundError: The archive has no such file.
+        OSError: The file cannot be read; or one of DAMAGED.
+        NotImplementedError: The file is packed by a method that is not read.
     """
     archive = _opened(path, *state)
     if name not in archive.members:
@@ -360,7 +377,7 @@ def _content(path: FilePath, name: str, *state: int) -> bytes:
     if is_tar:
         opened = archive.file.extractfile(info)
     elif info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        # zipfile reads no more than the size that was compared above
+        # zipfile reads no more bytes than `size`, which was checked above
         opened = archive.file.open(info)
     else:
         raise NotImplementedError("it is neither stored nor deflated")
@@ -381,14 +398,14 @@ _BROKEN = (
     struct.error,
     *DAMAGED,
 )
-"""What Pillow's decoders raise on broken files."""
+"""What Pillow's decoders raise for broken files."""
 
 _OF_16_BITS = ("PNG", "PPM")
-"""Formats of 16 bits at most; Pillow holds some of their files as 32."""
+"""Formats of at most 16 bits, although Pillow reads some of their files as 32 bits."""
 
 _RGB = ExpectedImage(3)
 
-# what matters of a broken file is raised
+# Pillow's warnings say no more than its exceptions
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -401,12 +418,14 @@ class _Decoding(NamedTuple):
 
     expected: ExpectedImage
     background: str
-    """A colour, which shows where a picture is transparent."""
+    """The colour behind transparent pixels."""
     frames: int | None
-    """How many of an animation are taken, evenly spread; None for the first."""
+    """How many frames of an animation are taken, evenly spread; None for only the first."""
     still: tuple[int, int] | None
-    """For a frame of a video: its number, and how many evenly spread ones there are."""
+    """If the sample is one of several evenly spread frames of a video: its index among them,
+    and their number."""
     read_tensor: ReadTensor | None
+    """The reader for files of torch.save; None refuses them."""
 
 
 def decode(
@@ -420,29 +439,30 @@ def decode(
     """Read a sample's images as they are meant to be seen.
 
     Args:
-        sample: The files.
-        background: A colour, which shows where an image is transparent.
-        frames: How many images to take, evenly spread over the files or an animation.
-            Without it every file, and of an animation the first frame, with a warning
-            unless `quiet`.
-        expected: What the model takes; of neither grey nor RGB, the channels are those
-            of the file.
-        tensors: Without it files of torch.save are refused.
-        quiet: Warn of nothing.
+        sample: The image, with its files.
+        background: The colour behind transparent pixels.
+        frames: How many images to take, evenly spread over several files or over the
+            frames of one file. By default all files are taken, and of an animation only
+            the first frame, with a warning.
+        expected: The images that the model takes. If that is neither grey nor RGB, all
+            channels of the file are kept.
+        tensors: The reader for files of torch.save; None refuses them.
+        quiet: Log no warnings.
 
     Returns:
-        Pictures of mode L or RGB, or numbers of other channels, or volumes; and the
-        sha256 of the sample's files.
+        The images: pictures of mode L or RGB, or numbers of other channels or of a volume;
+        and the sha256 of the sample's files.
 
     Raises:
-        ImageError: Names the file.
+        ImageError: Where a file cannot be read or does not fit the model. The message
+            names the file.
     """
     contents = []
     for path in sample.paths:
         with _errors_named(sample, path):
             contents.append(read(path))
     numbers: Sequence[int] = range(len(contents))
-    # --frames divides either the files of a folder, or the frames of one file
+    # --frames chooses either among several files, or among the frames of one file
     frames_of_file = frames
     if len(contents) > 1:
         frames_of_file = None
@@ -454,7 +474,7 @@ def decode(
         path = sample.paths[number]
         with _errors_named(sample, path):
             decoded = _decoded(contents[number], decoding)
-        # a picture of its own in 8 bits, as nearly all are, needs no warning
+        # nearly all files are one picture of 8 bits, which needs no warning
         is_plain = decoded.total == 1 and isinstance(decoded.images[0], Image.Image)
         if not (quiet or is_plain):
             _warn(path, decoded, decoding)
@@ -463,14 +483,15 @@ def decode(
 
 
 def _decoded(data: bytes, decoding: _Decoding) -> Frames:
-    """What a file shows: frames of a video or an animation, an array, or a picture.
+    """Decode one file: frames of a video or an animation, an array, or a picture.
 
     Args:
-        data: the content of the file.
+        data: The content of the file.
+        decoding: How the file is decoded.
 
     Raises:
-        ImageError: its message goes on from the file's name. Other errors of a broken
-            file are those of its library (`_BROKEN`).
+        ImageError: The message is a predicate, to which `_errors_named` adds the file's
+            name. A broken file may also raise any of _BROKEN.
     """
     file_format = format_of(data)
     expected = decoding.expected
@@ -481,7 +502,7 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
         if array is not None:
             return Frames([arrays.to_image(array, expected)], total=1)
     with open_image(io.BytesIO(data)) as opened:
-        # the further images of MPO are previews and other views
+        # all images of an MPO but the first are previews and other views
         total = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
         numbers = [0]
         if decoding.frames is not None:
@@ -490,14 +511,15 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
 
 
 def _video_frames(data: bytes, container: str, decoding: _Decoding) -> Frames:
-    """Frames of a video: those that are asked for, else the first.
+    """Frames of a video: those that `decoding` asks for, by default the first.
 
     Args:
-        data: the content of the file.
-        container: its format, by PyAV's name.
+        data: The content of the file.
+        container: The format of the file, one of VIDEOS.
+        decoding: How the file is decoded.
 
     Raises:
-        ImageError: it cannot be decoded, or the model takes no pictures.
+        ImageError: Where the video cannot be decoded, or the model does not take pictures.
     """
     index, count = decoding.still or (None, decoding.frames or 1)
     video = arrays.read_frames(
@@ -512,8 +534,9 @@ def _video_frames(data: bytes, container: str, decoding: _Decoding) -> Frames:
 
 
 def _warn(path: FilePath, decoded: Frames, decoding: _Decoding) -> None:
-    """Say that of a video or an animation one frame alone is taken; and that values fill
-    little of 16 bits: a model sees 12 bits in them as darkness."""
+    """Warn if only one frame of a video or an animation is taken. Warn if the values of an
+    image fill only a small part of 16 bits: an image of 12 bits in 16 is black to a model.
+    """
     total = decoded.total
     if total > 1 and decoding.still is None and not decoding.frames:
         hint = ""
@@ -524,7 +547,7 @@ def _warn(path: FilePath, decoded: Frames, decoding: _Decoding) -> None:
         if isinstance(image, Raster) and image.narrow_range is not None:
             low, high = image.narrow_range
             seen_as = "one grey to the model;"
-            # of brighter values no multiple fits into 16 bits, or tells them apart
+            # brighter values cannot be spread by a multiple that fits into 16 bits
             if high < 65535 // 5:
                 seen_as = f"black to the model; save them times {65535 // high}, or"
             log.warning(
@@ -538,8 +561,11 @@ def _warn(path: FilePath, decoded: Frames, decoding: _Decoding) -> None:
 
 
 def digest(sample: Sample) -> str:
-    """sha256 of a sample's files, without decoding them; ImageError where one cannot be
-    read."""
+    """The sha256 of a sample's files, which are not decoded.
+
+    Raises:
+        ImageError: Where a file cannot be read.
+    """
     sha256 = hashlib.sha256()
     for path in sample.paths:
         with _errors_named(sample, path):
@@ -549,8 +575,9 @@ def digest(sample: Sample) -> str:
 
 @contextmanager
 def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
-    """Turn errors of reading or decoding a file into ImageErrors with the name of its
-    sample, and of several files that of the file."""
+    """A context in which errors of reading or decoding a file become ImageErrors. The
+    message begins with the sample's name; if the sample has several files, the file's name
+    follows."""
     name = sample.name
     if len(sample.paths) > 1:
         name += f": {path.name}"
@@ -561,14 +588,14 @@ def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
     except FileNotFoundError:
         raise ImageError(f"{name} is no file") from None
     except FileError as error:
-        # the message of a file here names its path, that of a store does not
+        # the message for a file on this machine begins with its path, that of a store not
         message, _, reason = error.message.partition(" cannot be read: ")
         message = f"{name} cannot be read: {reason or message}"
         raise ImageError(message, error.hint) from error
     except UnidentifiedImageError as error:
         raise ImageError(f"{name} {error}", EXPECTED) from error
     except Image.DecompressionBombError:
-        # Pillow warns at its limit, and raises at twice as many
+        # Pillow warns at its limit, and raises at twice the limit
         max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise ImageError(
             f"{name} has more pixels than the {max_pixels:,} that an image may have",
@@ -587,14 +614,14 @@ def _array(
     """The numbers in a file; None for a picture that the model takes as Pillow reads it.
 
     Args:
-        data: The file.
-        file_format: What `format_of` says of it, but for videos.
-        decoding: How it is decoded.
+        data: The content of the file.
+        file_format: The result of `format_of`; not one of VIDEOS.
+        decoding: How the file is decoded.
 
     Raises:
-        UnidentifiedImageError: Where it is a file of `torch.save`, or of no known
-            format.
-        ImageError: Where it is damaged, or does not fit the model.
+        UnidentifiedImageError: Where the format is not known, or the file is of
+            `torch.save`, and there is no reader for it.
+        ImageError: Where the file is damaged, or does not fit the model.
     """
     expected = decoding.expected
     if file_format in (None, "TIFF"):
@@ -611,17 +638,18 @@ def _array(
 def _array_of_picture(
     data: bytes, file_format: str | None, expected: ExpectedImage
 ) -> np.ndarray | None:
-    """All channels of a picture, or of a TIFF; None where a model of grey or RGB takes
-    it as Pillow reads it.
+    """All channels of a picture, as numbers; None if the model takes grey or RGB, and Pillow
+    reads the picture.
 
     Args:
-        data: the content of the file.
-        file_format: `TIFF`, of which tifffile reads what Pillow does not; or None for the
-            formats of Pillow.
+        data: The content of the file.
+        file_format: `TIFF`, which tifffile reads if Pillow does not; None for any other
+            format.
+        expected: The images that the model takes.
 
     Raises:
-        UnidentifiedImageError: Pillow does not know it, and `file_format` is None.
-        ImageError: its channels do not fit the model.
+        UnidentifiedImageError: Where Pillow does not know the format, and it is not TIFF.
+        ImageError: Where tifffile cannot read the file, or the model takes volumes.
     """
     try:
         opened = open_image(io.BytesIO(data))
@@ -646,8 +674,8 @@ _SAMPLES_PER_PIXEL, _BITS_PER_SAMPLE = 277, 258
 
 
 def _keeps_all_channels(opened: Image.Image) -> bool:
-    """Whether Pillow holds all that is in the file: of the colour of a TIFF it keeps
-    four channels of 8 bits at most."""
+    """Whether Pillow has read all values of a picture. Of a TIFF in colour it keeps at most
+    four channels of 8 bits."""
     tags = getattr(opened, "tag_v2", {})
     bands = len(opened.getbands())
     bits = max(tags.get(_BITS_PER_SAMPLE, (8,)))
@@ -660,12 +688,16 @@ def _frame(
     """A picture, or one frame of an animation.
 
     Args:
-        opened: The file.
-        number: Of the frame, from 0.
-        decoding: How it is decoded.
+        opened: The picture or animation, which Pillow has opened.
+        number: The index of the frame.
+        decoding: How the file is decoded.
 
     Returns:
-        A picture of mode L or RGB; grey of more than 8 bits as numbers.
+        A picture of mode L or RGB, or numbers if it is grey of more than 8 bits.
+
+    Raises:
+        ImageError: Where numbers do not fit the model. A broken file may also raise any
+            of _BROKEN.
     """
     if number:
         opened.seek(number)
@@ -675,7 +707,7 @@ def _frame(
         if decoding.expected.raw:
             return _as_8_bits(image)
         values = np.asarray(image)
-        # the format tells 16 bits: two images of one series are never read in two ways
+        # the format decides, not the mode, so that images of a series are read alike
         if image.mode == "I" and opened.format in _OF_16_BITS:
             values = values.astype(np.uint16)
         values = values.astype(values.dtype.newbyteorder("="))
@@ -690,22 +722,23 @@ def _frame(
 
 
 def _as_8_bits(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits in 8, for a function of the user's, which gets pictures.
+    """A grey picture of more than 8 bits as one of 8 bits, for the user's own function.
 
-    Integers of 16 bits and floats of 0..1 keep their scale; other floats fill it.
+    Of integers 0..65535 becomes 0..255, or 0..2^31 - 1 if any is larger. Of floats 0..1
+    becomes 0..255, or, if any lies outside, the range from the least to the largest value.
 
     Raises:
-        ValueError: Where it holds NaN or infinite values.
+        ValueError: Where the picture has NaN or infinite values.
     """
     values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it holds NaN or infinite values")
-    # the scale is that of the type where it has one: two images stay comparable
+    # the range of the type is used if it has one, so that two images are comparable
     low = float(values.min())
     high = float(values.max())
     if image.mode.startswith("I"):
         low = 0.0
-        # Pillow holds 16 bits of some formats in 32
+        # Pillow reads 16 bits of some formats as 32
         high = 65535.0 if high <= 65535 else 2.0**31 - 1
     elif low >= 0 and high <= 1:
         low = 0.0
@@ -715,9 +748,10 @@ def _as_8_bits(image: Image.Image) -> Image.Image:
 
 
 def _over(image: Image.Image, background: str) -> Image.Image:
-    """An image with transparency, over a colour; grey over grey stays grey."""
+    """A transparent image in front of a colour, as a viewer shows it. The result is RGB, or
+    grey if image and colour are grey."""
     color = ImageColor.getrgb(background)[:3]
-    # what a viewer shows; the hidden colours of transparent pixels are not meant
+    # the hidden colours of transparent pixels do not show
     behind = Image.new("RGBA", image.size, color)
     over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
     is_grey = image.mode in ("1", "L", "LA", "La") and len(set(color)) == 1
@@ -748,7 +782,8 @@ def _as_model_input(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
 
 
 def _spread(total: int, count: int, index: int | None = None) -> list[int]:
-    """`count` numbers of `total` images, evenly spread; or the one at `index` of them."""
+    """`count` evenly spread numbers from 0 to `total` - 1; with `index`, only the one at
+    that index among them."""
     numbers = [round(number) for number in np.linspace(0, total - 1, count)]
     if index is None:
         return numbers
@@ -756,7 +791,7 @@ def _spread(total: int, count: int, index: int | None = None) -> list[int]:
 
 
 def check_background(color: str) -> None:
-    """Refuse a background that is not a colour."""
+    """Raise a UsageError if a background is not a colour that Pillow knows."""
     try:
         ImageColor.getrgb(color)
     except ValueError:

@@ -1,5 +1,5 @@
-"""IMAGE arguments to samples: files, folders, globs, archives, URLs; clips and groups
-of images."""
+"""Find the samples of IMAGE arguments: files, folders, globs, archives and URLs; join
+samples to clips and groups."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ Key = TypeVar("Key")
 
 
 class Named(NamedTuple):
-    """A file, by its name within the argument that led to it."""
+    """A file that an argument leads to."""
 
     name: str
+    """Its path relative to the argument, with forward slashes."""
     path: FilePath
 
 
@@ -41,22 +42,22 @@ def find_samples(
     nul_separated: bool = False,
     outside: Path | None = None,
 ) -> list[Sample]:
-    """Turn files, folders, archives, globs, URLs and `-` (a list on stdin) into
-    samples.
-
-    A name is the path relative to the argument, lengthened by as many folders as make
-    it unique.
+    """Find the images that files, folders, archives, globs, URLs and `-` (a list on stdin)
+    lead to. The name of a sample is its path relative to the argument; if that is not
+    unique, folders before it are added.
 
     Args:
-        arguments: What the user named, in order; a file that is named twice counts
+        arguments: The arguments in the user's order. A file that is named twice counts
             once.
-        nul_separated: Whether NUL, not the end of a line, separates the list on stdin.
-        outside: A run directory, in which nothing is taken.
+        nul_separated: Whether NUL instead of the end of a line separates the list on
+            stdin.
+        outside: A run directory; images in it are left out.
 
     Raises:
-        UsageError: An argument leads to no image.
+        UsageError: Where an argument leads to no image.
+        FileError: Where a store does not answer, or refuses.
     """
-    # by identity: `a.png ./a.png link-to-a.png` is one image
+    # by the file that a path leads to: `a.png ./a.png link-to-a.png` is one image
     named: dict[str, Named] = {}
     for argument in arguments:
         for name, path in _expand(argument, nul_separated, outside):
@@ -78,20 +79,21 @@ def find_samples(
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse paths that are not there, before any work."""
+    """Raise a UsageError, before any other work, for a path that leads to no file."""
     for argument in arguments:
         if argument != "-" and not is_url(argument) and not os.path.exists(argument):  # noqa: PTH110 - takes any name
             _expand(argument, False, None)
 
 
 def _tidy(name: str) -> list[str]:
-    """The parts of a name but for those that would lead out of the run directory."""
+    """The parts of a name, without `..` and empty ones: a name becomes a path in the run
+    directory."""
     return [part for part in name.split("/") if part not in ("", "..")]
 
 
 def _identity(path: FilePath) -> str:
-    """The same text for all paths that lead to one file, whatever links they go through.
-    A link that leads nowhere is a file of its own, so that each is reported."""
+    """A text that is the same for all paths that lead to the same file, also through links.
+    Each link that leads nowhere has its own text, so that each is reported."""
     if isinstance(path, Url):
         return f"{path.protocol}://{path.key}::{path.member or ''}"
     inside = split_member(path)
@@ -102,10 +104,8 @@ def _identity(path: FilePath) -> str:
 
 
 def _expand(argument: str, nul_separated: bool, outside: Path | None) -> list[Named]:
-    """The files that an argument stands for, at least one.
-
-    Args:
-        nul_separated, outside: as of `find_samples`.
+    """The files that an argument stands for, at least one. The other parameters are those of
+    `find_samples`.
 
     Raises:
         UsageError: Where there is no such file, or no image in it.
@@ -135,7 +135,7 @@ def _expand(argument: str, nul_separated: bool, outside: Path | None) -> list[Na
 
 
 def _listed_on_stdin(nul_separated: bool) -> list[Named]:
-    """The files that the list on stdin names, each by its own name.
+    """The files that the list on stdin names. The name of each is the last part of its path.
 
     Raises:
         UsageError: Where the list is empty.
@@ -143,7 +143,7 @@ def _listed_on_stdin(nul_separated: bool) -> list[Named]:
     lines = sys.stdin.buffer.read().split(b"\0" if nul_separated else b"\n")
     named: list[Named] = []
     for line in lines:
-        # names of files are bytes, which need not be UTF-8
+        # names of files are bytes, and may not be UTF-8
         text = os.fsdecode(line if nul_separated else line.rstrip(b"\r"))
         if not text:
             continue
@@ -163,17 +163,20 @@ def _listed_on_stdin(nul_separated: bool) -> list[Named]:
 
 
 def _matching(pattern: str, path: Path) -> list[Named]:
-    """The files of a glob; UsageError where it matches none. Their names are relative to
-    its folders without a wildcard: `a.png` of `photos/*.png`.
+    """The files that a glob matches. Their names are relative to the folders before the first
+    wildcard: `a.png` for `photos/*.png`.
 
     Args:
-        pattern: the glob, as the user typed it.
-        path: the same as a path.
+        pattern: The glob, as the user typed it.
+        path: The same glob as a Path.
+
+    Raises:
+        UsageError: Where it matches no file.
     """
     fixed = Path(
         *itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
     )
-    # sorted, since file systems list in any order, and runs are compared
+    # sorted, since the order of file systems differs, and two runs are compared
     files = map(Path, sorted(glob.glob(pattern, recursive=True)))
     named = [
         Named(file.relative_to(fixed).as_posix(), file)
@@ -186,11 +189,11 @@ def _matching(pattern: str, path: Path) -> list[Named]:
 
 
 def _in_store(text: str) -> list[Named]:
-    """What a URL leads to: a file in an archive, an archive, a glob, a folder or a
-    file.
+    """The files that a URL leads to. It may be the URL of a file, a folder, a glob, an
+    archive, or a file in an archive.
 
     Raises:
-        UsageError: Where nothing is there, or it is a page of a web server.
+        UsageError: Where it leads to no image, or is a page of a web server.
         FileError: Where the store does not answer, or refuses.
     """
     # `s3://bucket/a.tar::b.png`; other URLs with `::` chain protocols of fsspec
@@ -203,7 +206,7 @@ def _in_store(text: str) -> list[Named]:
     url = Url.of_file(text)
     if decode.ARCHIVE_NAME.fullmatch(url.name):
         return _in_archive(str(url), url)
-    # a web server lists no files, and a `?` in its addresses begins a query
+    # a web server has no list of files, and `?` in its URLs is no wildcard
     if url.is_web:
         if text.endswith("/"):
             raise UsageError(
@@ -228,8 +231,13 @@ def _in_store(text: str) -> list[Named]:
 
 
 def _is_folder_of_store(text: str, url: Url) -> bool:
-    """Whether the URL in a text is of a folder; the store is asked where the name does
-    not tell."""
+    """Whether a URL leads to a folder. The store is only asked if the name shows neither a
+    folder (a slash at the end) nor a file (a suffix).
+
+    Args:
+        text: The URL as the user typed it.
+        url: The same URL.
+    """
     if text.endswith("/"):
         return True
     # one request for each file of a list would be slow
@@ -240,11 +248,14 @@ def _is_folder_of_store(text: str, url: Url) -> bool:
 
 
 def _images(title: str, named: Sequence[Named]) -> list[Named]:
-    """The files whose names end as those of images; UsageError where none does.
+    """The files that have a suffix of images.
 
     Args:
-        title: What holds them, for messages.
+        title: The folder or archive of the files, for the message.
         named: All files in it.
+
+    Raises:
+        UsageError: Where no file has such a suffix.
     """
     images = [file for file in named if PurePath(file.name).suffix.lower() in SUFFIXES]
     if not images:
@@ -257,20 +268,21 @@ def _images(title: str, named: Sequence[Named]) -> list[Named]:
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in a run directory, and for links that lead
-    out of the folder (it may be a stranger's).
+    """The images in a folder and in all folders below it. Left out are those in the run
+    directory, and links to files outside of the folder, which a stranger may have put
+    there.
 
     Args:
-        folder: The folder, which is searched with all folders in it.
-        outside: The run directory; None leaves nothing out.
+        folder: The folder.
+        outside: The run directory; None if there is none.
 
     Raises:
-        UsageError: No image is left.
+        UsageError: Where no image is left.
     """
     base = real(folder)
     left_out = None if outside is None else real(outside)
     if left_out is not None and base.is_relative_to(left_out):
-        # the run directory holds its own inputs, which is refused later
+        # the images lie in the run directory, which is refused later
         left_out = None
     named = []
     links = []
@@ -282,7 +294,7 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
             continue
         if _leads_out(path, base):
             links.append(file)
-        # a link that leads nowhere fails later, as an image that cannot be read
+        # a link that leads nowhere is taken, and fails later when it is read
         elif os.path.isfile(path) or not os.path.exists(path):  # noqa: PTH110, PTH113
             named.append(Named(file.as_posix(), path))
     if links:
@@ -309,9 +321,9 @@ def _in_archive(
     """One file of an archive, or all its images.
 
     Args:
-        argument: What the user gave, for messages.
-        archive: A tar or zip file, here or in a store.
-        name: Of the file in it; None for all.
+        argument: The argument as the user typed it, for messages.
+        archive: A tar or zip file, on this machine or in a store.
+        name: The name of a file in it; None for all images.
 
     Raises:
         UsageError: Where the archive is missing or damaged, or has no such file, or no
@@ -325,7 +337,7 @@ def _in_archive(
         names = decode.members(archive)
     except (OSError, *decode.DAMAGED) as error:
         message = f"archive {str(archive)!r} cannot be read: {error}"
-        # a store's FileError knows better what helps
+        # the FileError of a store has a better hint
         remedy = getattr(error, "hint", None) or "is it whole?"
         raise UsageError(message, remedy) from error
     if name is None:
@@ -344,24 +356,25 @@ def _in_archive(
 def told_apart(
     names: Mapping[Key, str], full_path: Callable[[Key], Sequence[str]]
 ) -> dict[Key, str]:
-    """Make names unique, also on file systems without case: those that clash are
-    lengthened by one folder a round; what only case tells apart is numbered.
+    """Make names unique, also if upper and lower case do not count. In each round, names that
+    are not unique get one more folder in front; files whose whole paths differ only in case
+    get a number instead.
 
     Args:
-        names: Of each file.
-        full_path: The parts of a file's full path, the file's own name last; asked only
-            where names clash.
+        names: The name of each file.
+        full_path: A function that returns the parts of a file's full path, the file's own
+            name last. It is only called if names are not unique.
 
     Returns:
-        The names of the same files, in the same order.
+        The new names of the same files, in the same order.
     """
     unique = dict(names)
     if len({name.casefold() for name in names.values()}) == len(names):
         return unique
     paths = {key: full_path(key) for key in names}
-    # how many whole paths are the same but for case
+    # for each whole path, how many are the same if case does not count
     alike = Counter("/".join(path).casefold() for path in paths.values())
-    added = 0  # folders
+    added = 0  # how many folders were added in front
     while True:
         counts = Counter(name.casefold() for name in unique.values())
         clashing = [key for key, name in unique.items() if counts[name.casefold()] > 1]
@@ -370,7 +383,7 @@ def told_apart(
         added += 1
         for index, key in enumerate(clashing):
             path = paths[key]
-            # as many parts as its first name has, and the folders that were added
+            # as many parts as the name had at first, plus one for each round
             unique[key] = "/".join(path[-(names[key].count("/") + 1 + added) :])
             if alike["/".join(path).casefold()] > 1:
                 unique[key] = f"{index + added}/{names[key]}"
@@ -381,9 +394,9 @@ def told_apart(
 
 
 def clips(samples: Sequence[Sample]) -> list[Sample]:
-    """Join samples to clips: the stills of one folder become the frames of one clip, in
-    the order of the numbers in their names. An animation is a clip of its own, and an
-    array a volume."""
+    """Join samples to clips. The pictures of a folder become the frames of one clip, in the
+    order of the numbers in their names. A video or an animation stays a clip of its own,
+    and an array a volume."""
     folders: dict[PurePath, list[Sample]] = {}
     joined = []
     for sample in samples:
@@ -393,7 +406,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
             folders.setdefault(_absolute(sample.path).parent, []).append(sample)
     for folder, frames in folders.items():
         ordered = sorted(frames, key=_numbers_of)
-        # the folder's name within the argument, or else on disk
+        # the folder's path within the argument; if the argument is the folder, its name
         name = PurePosixPath(frames[0].name).parent.as_posix()
         if name == ".":
             name = frames[0].name if len(frames) == 1 else folder.name
@@ -412,23 +425,23 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _absolute(path: FilePath) -> PurePath:
-    """One absolute spelling, also in a store."""
+    """The absolute path of a file; for a file in a store, its path in the store."""
     if isinstance(path, Url):
         return PurePosixPath("/", path.shown_path)
     return real(path)
 
 
 def _numbers_of(frame: Sample) -> list[tuple[int, str]]:
-    """What frames are sorted by: frame2 before frame10 before frames."""
+    """The sort key of a frame, by the numbers in its name: frame2, frame10, frames."""
     parts = re.split(r"(\d+)", frame.path.name)
     return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
 
 
 def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Samples with each video file replaced by `count` images of it: `clip.mp4/00`,
-    `clip.mp4/01`, ..."""
+    """Replace each sample that is a video file by `count` samples, each for one of its
+    frames: `clip.mp4/00`, `clip.mp4/01`, ..."""
     images = []
-    # as many digits for all, so that names sort by number
+    # all numbers have the same count of digits, so that names sort by number
     digits = len(str(count - 1))
     for sample in samples:
         if count == 1 or not any(
@@ -448,20 +461,24 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def _is_whole(path: FilePath) -> bool:
-    """Whether a file is a clip or a volume of its own, not one frame of a clip."""
+    """Whether a file is a whole clip or volume. False for one frame of a clip, and for a
+    file that cannot be read."""
     try:
         data = decode.read(path)
         if decode.format_of(data) not in (None, "TIFF"):
             return True
         with decode.open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
-    except Exception:  # whatever is wrong with it, reading it will say so
+    except Exception:  # the error is reported when the image is decoded
         return False
 
 
 def in_groups(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if a
-    group is not full."""
+    """Join each `count` consecutive samples to one, named `a.png+b.png`.
+
+    Raises:
+        UsageError: Where the last group is not full.
+    """
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, not {len(samples)}",
@@ -482,18 +499,19 @@ def in_groups(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def rename_nested(samples: Sequence[Sample]) -> list[Sample]:
-    """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes
-    `a~`."""
-    folders = [safe_path(sample.name).casefold() for sample in samples]  # on any system
+    """Rename samples in whose folder the folder of another sample would lie: if there are
+    `a` and `a/b`, `a` becomes `a~`."""
+    # as they are called on any system: case may not count
+    folders = [safe_path(sample.name).casefold() for sample in samples]
     in_use = set(folders)
-    holding = {  # that have other folders in them
+    holding = {  # folders that have other folders in them
         str(parent) for folder in in_use for parent in PurePosixPath(folder).parents
     }
     renamed = []
     for sample, folder in zip(samples, folders, strict=True):
         name = sample.name
         if folder in holding:
-            # nor may the new one lie around others
+            # the new folder must not contain others either
             while folder in in_use or folder in holding:
                 name += "~"
                 folder = safe_path(name).casefold()
