@@ -1,5 +1,5 @@
-"""Files that somebody else wrote, opened only where they should be; and what a path may
-mean."""
+"""Open files that somebody else wrote, only in the folders where they should be; and find
+the file that a mistyped path may mean."""
 
 from __future__ import annotations
 
@@ -20,82 +20,82 @@ from featviz.errors import FileError, UsageError
 from featviz.text import quoted
 
 SMALL = 16 * 2**20
-"""Bytes that a file of text may have, where nothing else is said."""
+"""The most bytes of a text file, unless a caller says otherwise."""
 DEEPEST = 100
-"""Levels of lists and objects inside one another that a JSON document may have."""
+"""The most levels of nested lists and objects in a JSON document."""
 
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
-"""Strings, also one that does not end, and the brackets between them."""
+"""Matches strings of JSON (also one without an end), and the brackets outside of them."""
 
 BY_DESCRIPTOR = os.open in os.supports_dir_fd
-"""Whether a folder can be held by a descriptor; not on Windows, which has none of these
-flags."""
+"""Whether a folder can be opened as a descriptor. On Windows it cannot, and the flags
+below do not exist there."""
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _READ |= getattr(os, "O_NONBLOCK", 0)
-"""O_NONBLOCK: a FIFO that takes the file's place after the check does not block either.
-"""
+"""With O_NONBLOCK, `os.open` does not wait if a FIFO has replaced the file since it was
+checked."""
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 _JUNCTION = 0xA0000003
-"""What Windows says of a junction, its link to a folder (IO_REPARSE_TAG_MOUNT_POINT)."""
+"""The tag of a junction, Windows' link to a folder (IO_REPARSE_TAG_MOUNT_POINT)."""
 
 _IRREGULAR = "it is no regular file"
 _LINKED = "it, or a folder on the way to it, is a symbolic link"
 _LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
-"""What is said for errors of links: of links in a circle, and, where links are not
-followed, of any link. There a link to a folder gives the same error as a file in its
-place."""
+"""Messages for the errors of links. ELOOP: links in a circle, or any link if links are not
+followed. ENOTDIR: if links are not followed, a link to a folder, or a file in the place of
+a folder."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Links are followed (see `ReadFolder`).
+    """Open a regular file for reading. Links are followed; `ReadFolder` does not follow
+    them.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it cannot be opened, or is a FIFO, a device, a socket or a folder.
+        FileNotFoundError: There is no such file.
+        FileError: It cannot be opened, or is a FIFO, a device, a socket or a folder.
     """
     with _errors_named(str(path)):
         return _opened(str(path), path.stat())
 
 
 def real(path: Path) -> Path:
-    """The absolute path without links; of links in a circle, the path as it stands."""
+    """The absolute path with all links resolved, except for links in a circle."""
     return Path(os.path.realpath(path))
 
 
 def is_inside(relative: str) -> bool:
-    """Whether a name from a file leads to a place below its folder, on every system:
-    relative, with forward slashes, without empty, `.` or `..` components, drives and
-    NUL."""
+    """Whether a relative path that a file names stays below its folder on every system. It
+    has forward slashes, and no empty, `.` or `..` parts, no drive and no NUL."""
     parts = relative.split("/")
     return not set(parts) & {"", ".", ".."} and not set(relative) & {"\\", "\0", ":"}
 
 
 class OpenFolder:
-    """A folder that is open: what is done by it happens in this folder, whatever comes
-    to stand in its place meanwhile. Everything here raises OSError.
+    """An open folder: its methods work in this very folder, even if another folder or a link
+    has replaced it meanwhile. All of them may raise OSError.
 
-    Where the system takes descriptors of folders (`os.supports_dir_fd`) that holds
-    without a gap. Elsewhere (Windows) a folder is its path, and before each step it is
-    compared with the folder that was there when it was opened."""
+    On systems with descriptors of folders (`os.supports_dir_fd`) this always holds.
+    Elsewhere (Windows) the path is used, and before each step the folder at the path is
+    compared with the folder that was opened."""
 
     def __init__(self, path: Path, above: OpenFolder | None = None) -> None:
         """Open a folder.
 
         Args:
-            path: Of the folder.
-            above: The folder in which it is, by the last part of its path; then it may
-                be no link. Without it the path is one of the user's own, and its links
-                are followed.
+            path: The path of the folder.
+            above: The open folder that contains it; then it must not be a link, and only
+                the last part of `path` is used. None for a path that the user has given,
+                whose links are followed.
 
         Raises:
-            OSError: Where it is missing, no folder, or, below another, a link.
+            OSError: Where the folder is missing, is no folder, or is a link in `above`.
         """
         self.path = path
         self.close: weakref.finalize[..., OpenFolder]
         self.descriptor: int | None = None
-        """For the parameter `dir_fd` of functions of `os`, with a name from `at`."""
+        """The argument `dir_fd` of functions of `os`, together with a name from `at`."""
         name = str(path)
         flags = _FOLDER
         descriptor_above = None
@@ -107,7 +107,7 @@ class OpenFolder:
             self.descriptor = os.open(name, flags, dir_fd=descriptor_above)
             self.close = weakref.finalize(self, os.close, self.descriptor)
         else:
-            self.close = weakref.finalize(self, int, 0)  # there is nothing to close
+            self.close = weakref.finalize(self, int, 0)  # does nothing
             self._first_stat = Path(name).stat(follow_symlinks=above is None)
             mode = self._first_stat.st_mode
             is_junction = getattr(self._first_stat, "st_reparse_tag", 0) == _JUNCTION
@@ -118,7 +118,7 @@ class OpenFolder:
 
     @property
     def identity(self) -> os.stat_result:
-        """The folder that is open, whatever stands at its path by now."""
+        """The stat of the folder that was opened, even if another is at its path now."""
         if self.descriptor is None:
             return self._first_stat
         return os.fstat(self.descriptor)
@@ -130,7 +130,8 @@ class OpenFolder:
         self.close()
 
     def at(self, name: str) -> str:
-        """What functions of `os` take for a file or folder in this one, with `dir_fd`."""
+        """The path of a file or folder in this one, for functions of `os` which also get
+        `dir_fd=self.descriptor`."""
         if self.descriptor is not None:
             return name
         if not self.is_in_place():
@@ -138,32 +139,32 @@ class OpenFolder:
         return str(self.path / name)
 
     def is_in_place(self) -> bool:
-        """Whether its path still leads to it."""
+        """Whether the path still leads to the folder that was opened."""
         with suppress(OSError):
             return os.path.samestat(self.identity, self.path.stat())
         return False
 
     def stat(self, name: str) -> os.stat_result:
-        """What there is of this name; of a link it is the link itself."""
+        """The stat of a file or folder in this one; for a link, that of the link itself."""
         return os.stat(self.at(name), dir_fd=self.descriptor, follow_symlinks=False)
 
     def child(self, name: str) -> Self:
-        """Open a folder in this one; OSError for a link."""
+        """Open a folder in this one. A link raises OSError."""
         return type(self)(self.path / name, self)
 
     def entries(self) -> list[os.DirEntry[str]]:
-        """All that is in it, by name."""
-        # by the descriptor, which stays with the folder, where there is one
+        """All files and folders in this one, sorted by name."""
+        # a descriptor always means the folder that was opened, a path may not
         folder = self.at("") if self.descriptor is None else self.descriptor
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
 
     def open_regular(self, name: str) -> BinaryIO:
-        """Open a regular file of this folder for reading; through no link.
+        """Open a regular file of this folder for reading.
 
         Raises:
-            OSError: Where it is missing, a link, no regular file, or was replaced
-                meanwhile.
+            OSError: Where the file is missing, a link or no regular file, or was replaced
+                while it was opened.
         """
         before = self.stat(name)
         if stat.S_ISLNK(before.st_mode):
@@ -176,21 +177,26 @@ class OpenFolder:
 
 
 class ReadFolder(OpenFolder):
-    """A folder whose files somebody else has named, as `is_inside` allows: each is
-    opened without following a link. What goes wrong is a FileNotFoundError or a
-    FileError."""
+    """An open folder for reading files by relative paths that somebody else has written.
+    Paths that are not `is_inside`, and links, are refused. All errors are FileNotFoundError
+    or FileError."""
 
     def __init__(self, path: Path, above: OpenFolder | None = None) -> None:
-        """Open a folder of the user's own, whose links are followed."""
+        """Open a folder that the user has named. Without `above`, links are followed."""
         with _errors_named("."):
             super().__init__(path, above)
         self.name = ""
-        """Its path below the folder of the user's own, for messages."""
+        """The path below the folder that the user has named, for messages."""
 
     @classmethod
     def below(cls, root: Path, relative: str) -> ReadFolder:
-        """Open a folder in one of the user's own; links are followed on the way to
-        `root` alone."""
+        """Open a folder below one that the user has named. Links are followed only on the way
+        to `root`.
+
+        Args:
+            root: The folder that the user has named.
+            relative: The path below it, with forward slashes; empty for `root` itself.
+        """
         folder = cls(root)
         for name in relative.split("/") if relative else []:
             folder = folder.child(name)
@@ -201,9 +207,9 @@ class ReadFolder(OpenFolder):
         """Open a regular file for reading.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            FileError: it, or a folder on the way to it, is a link; it lies outside this
-                folder; it cannot be opened, or is not a regular file.
+            FileNotFoundError: There is no such file.
+            FileError: The file, or a folder on the way to it, is a link; the path leads
+                out of this folder; or the file cannot be opened, or is not regular.
         """
         with _errors_named(relative):
             if not is_inside(relative):
@@ -218,8 +224,8 @@ class ReadFolder(OpenFolder):
         """The content of a file.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            FileError: it has more than `most` bytes, or cannot be read.
+            FileNotFoundError: There is no such file.
+            FileError: It has more than `most` bytes, or cannot be read.
         """
         with self.open(relative) as file:
             return _content(file, relative, most)
@@ -228,43 +234,43 @@ class ReadFolder(OpenFolder):
         """The value in a JSON file.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            FileError: it has more than `most` bytes, is not JSON that `parse_json`
-                takes, or cannot be read.
+            FileNotFoundError: There is no such file.
+            FileError: It has more than `most` bytes, is not JSON that `parse_json` takes,
+                or cannot be read.
         """
         with _errors_named(relative):
             return parse_json(self.read(relative, most).decode("utf-8"))
 
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
-        """The first bytes of a file, at most `most`, and how many it has in all.
+        """The first bytes of a file, at most `most`, and how many bytes it has in all.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            FileError: it cannot be read.
+            FileNotFoundError: There is no such file.
+            FileError: It cannot be read.
         """
         with self.open(relative) as file, _errors_named(relative):
             size = os.fstat(file.fileno()).st_size
             return file.read(min(size, most)), size
 
     def size(self, relative: str) -> int:
-        """How many bytes a file has; FileNotFoundError or FileError as from `head`."""
+        """How many bytes a file has. It raises what `head` raises."""
         return self.head(relative, 0)[1]
 
 
 def _opened(
     name: str, before: os.stat_result, folder: int | None = None, flags: int = 0
 ) -> BinaryIO:
-    """Open a regular file for reading. It is looked at before it is opened, since to open
-    a device can do something, and after that, since it may have been replaced.
+    """Open a regular file for reading. Its type is checked before it is opened, since opening
+    a device can have an effect, and again afterwards, since it may have been replaced.
 
     Args:
-        name: Of the file, or its path.
-        before: What `stat` said of it before.
-        folder: The descriptor of the folder that it is in.
-        flags: Of `os.open`, beside those of reading.
+        name: The path of the file, relative to `folder` if that is given.
+        before: The stat of the file, from before it is opened.
+        folder: The descriptor of the folder that contains the file, if there is one.
+        flags: Further flags of `os.open`, besides those for reading.
 
     Raises:
-        OSError: Where it is not a regular file.
+        OSError: Where the file is not regular, or cannot be opened.
     """
     if stat.S_ISREG(before.st_mode):
         descriptor = os.open(name, _READ | flags, dir_fd=folder)
@@ -278,8 +284,8 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
     """Read a regular file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it has more than `most` bytes, cannot be read, or is not a regular
+        FileNotFoundError: There is no such file.
+        FileError: It has more than `most` bytes, cannot be read, or is not a regular
             file.
     """
     with open_regular(path) as file:
@@ -287,10 +293,19 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
 
 
 def _content(file: BinaryIO, name: str, most: int) -> bytes:
-    """All that is in a file; FileError where it has more than `most` bytes, or cannot be
-    read."""
+    """The whole content of an open file.
+
+    Args:
+        file: The file.
+        name: Its name, for messages.
+        most: The most bytes that it may have.
+
+    Raises:
+        FileError: Where it has more bytes, or cannot be read.
+    """
     with _errors_named(name):
-        size = os.fstat(file.fileno()).st_size  # to read more would allocate more
+        # `read` allocates as many bytes as it is asked for
+        size = os.fstat(file.fileno()).st_size
         content = file.read(min(size, most) + 1)
     if len(content) > most:
         raise FileError(f"{quoted(name)} has more than the {most:,} bytes it may have")
@@ -301,8 +316,8 @@ def read_text(path: Path, most: int = SMALL) -> str:
     """Read a file of text.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it has more than `most` bytes, is not UTF-8, or cannot be read.
+        FileNotFoundError: There is no such file.
+        FileError: It has more than `most` bytes, is not UTF-8, or cannot be read.
     """
     with _errors_named(str(path)):
         return read_bytes(path, most).decode("utf-8")
@@ -312,8 +327,8 @@ def read_json(path: Path, most: int = SMALL) -> Any:
     """Read a JSON file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it has more than `most` bytes, is not JSON that `parse_json` takes,
+        FileNotFoundError: There is no such file.
+        FileError: It has more than `most` bytes, is not JSON that `parse_json` takes,
             or cannot be read.
     """
     with _errors_named(str(path)):
@@ -324,11 +339,10 @@ def parse_json(text: str) -> Any:
     """Parse a JSON document.
 
     Raises:
-        ValueError: Where the text is not JSON, has more than DEEPEST levels, a number
-            that JSON does not have (NaN, Infinity), or one of more digits than Python
-            reads.
+        ValueError: Where the text is not JSON, or has more than DEEPEST levels, NaN,
+            Infinity, or a number with more digits than Python reads.
     """
-    # the parser recurses, and ends the process where the stack ends
+    # json recurses for each level: too many would overflow the stack, and end the process
     depth = 0
     for token in _BRACKETS.finditer(text):
         depth += (token[0] in "[{") - (token[0] in "]}")
@@ -346,8 +360,9 @@ def parse_json(text: str) -> Any:
 
 @contextmanager
 def _errors_named(name: str) -> Iterator[None]:
-    """Turn errors of the system into those of a file of this name: FileNotFoundError
-    where it is missing, for which callers have a way of their own, else FileError."""
+    """A context in which an error of the system becomes one that names a file. A missing file
+    stays a FileNotFoundError, which callers treat in another way; any other error becomes a
+    FileError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -361,14 +376,16 @@ def _errors_named(name: str) -> Iterator[None]:
 
 
 _MOST_NAMES, _LONGEST_NAME = 5000, 80
-"""Entries of a folder that are compared, and letters of each."""
+"""How many names in a folder are compared with a mistyped name, and how many of its letters.
+"""
 
 
 def misspelt(path: Path) -> Path | None:
-    """The file or folder of a like name that a path may mean: `cat.jpg` for `Cta.jpg`."""
+    """The file or folder with a similar name that a mistyped path may mean: `cat.jpg` for
+    `Cta.jpg`. None if there is none."""
     try:
         with os.scandir(path.parent) as entries:
-            # enough of them: a folder may hold millions of files
+            # not all names, since a folder may have millions of files
             names = {
                 entry.name.lower(): entry.name for entry in islice(entries, _MOST_NAMES)
             }
@@ -376,7 +393,7 @@ def misspelt(path: Path) -> Path | None:
         return None
     name = path.name[:_LONGEST_NAME].lower()
     close = difflib.get_close_matches(name, names, 1, 0.75)
-    # a name without its suffix is not close, if it is short: `net` for `net.py`
+    # a short name without its suffix is not a close match: `net` for `net.py`
     close = close or sorted(file for file in names if PurePath(file).stem == name)
     if not name or not close or names[close[0]] == path.name:
         return None
@@ -384,10 +401,11 @@ def misspelt(path: Path) -> Path | None:
 
 
 def check_exists(path: Path, noun: str = "Directory") -> None:
-    """Refuse a path that leads nowhere: UsageError, with the names that are like it.
+    """Raise a UsageError for a path that does not exist; the hint names a similar path.
 
     Args:
-        noun: what it should be, as the message begins.
+        path: The path.
+        noun: The beginning of the message: what should be at the path.
     """
     if not path.exists():
         text = str(path)
@@ -395,17 +413,17 @@ def check_exists(path: Path, noun: str = "Directory") -> None:
 
 
 def missing_file(message: str, text: str, otherwise: str = "") -> UsageError:
-    """The error for a path that leads nowhere; its hint names the file or folder of a
-    like name.
+    """The error for a path that does not exist. Its hint names a file or folder with a similar
+    name.
 
     Args:
-        message: What is not there.
+        message: The message, which says what is missing.
         text: The path, as it was typed.
-        otherwise: The hint where nothing has a like name; by default it says where the
-            way to the path ends.
+        otherwise: The hint if nothing has a similar name. By default it names the last
+            folder on the way to the path that exists.
     """
     path = Path(text)
-    # of a link whose target is gone the name is right
+    # if this is a link without a target, the name itself is right
     if os.path.lexists(path):
         return UsageError(message, otherwise or "check the path")
     near = misspelt(path)
@@ -417,7 +435,8 @@ def missing_file(message: str, text: str, otherwise: str = "") -> UsageError:
 
 
 def _where_it_ends(path: Path) -> str:
-    """A hint with the last folder on the way to a path, and what it lacks."""
+    """A hint that names the last folder on the way to a path that exists, and the part of the
+    path that is missing in it."""
     folder = path.parent
     while not os.path.isdir(folder) and folder != folder.parent:  # noqa: PTH112
         folder = folder.parent

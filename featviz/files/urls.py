@@ -1,5 +1,5 @@
-"""URLs of stores that fsspec reaches (s3://, https:// and others), and files there. No
-message shows the user's credentials."""
+"""URLs of stores that fsspec can read (s3://, https:// and others), and the files in these
+stores. No message shows the user's credentials."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 WEB = ("http", "https")
 _PIECE = 2**20
-"""Bytes of a file that are requested at once."""
+"""How many bytes of a file each request fetches."""
 _BLOCK = 4 * 2**20
-"""Bytes of an archive that are requested at once, and kept for the next read."""
+"""How many bytes of an archive each request fetches; they are kept for later reads."""
 _NO_STORE = re.compile(
     "arrow_hdfs|async_?wrapper|blockcache|cached|dask|data|dir|file|filecache|generic|git|jlab|"
     "jupyter|libarchive|local|reference|simplecache|tar|zip"
@@ -39,26 +39,30 @@ _QUERY = re.compile(r"\?[^\s'\")>]+")
 
 
 def is_url(value: object) -> bool:
-    """Whether something is the text of a URL, and no path on this machine:
-    `s3://bucket/maps`."""
+    """Whether a value is the text of a URL, such as `s3://bucket/maps`; False for a path on
+    this machine."""
     return isinstance(value, str) and bool(_URL.match(value))
 
 
 @dataclass(frozen=True, repr=False)
 class Url:
-    """A run directory, a file, or a file in an archive; as text without user, password
-    and query."""
+    """The URL of a run directory, a file, or a file in an archive. `str` and `repr` show it
+    without user, password and query."""
 
     text: str
-    """The URL as the user gave it, credentials and all."""
+    """The URL as the user gave it, with credentials."""
     inner_key: str | None = None
-    """The `key` of what was found below that URL; None for the URL itself."""
+    """The `key` of a file or folder that was found below that URL; None for the URL itself."""
     member: str | None = None
-    """The file's name in an archive; None where it is in none."""
+    """The name of a file in an archive; None if the file is in no archive."""
 
     @classmethod
     def of_file(cls, text: str) -> Url:
-        """The URL of something to read; UsageError where no store can be asked for it."""
+        """The URL of a file, folder or glob to read.
+
+        Raises:
+            UsageError: Where the URL is of no store that featviz can read.
+        """
         url = cls(text)
         if "::" in text:
             raise UsageError(
@@ -70,8 +74,11 @@ class Url:
 
     @classmethod
     def of_run(cls, text: str) -> Url:
-        """The URL of a run directory; UsageError where it is of a kind in which there
-        can be no run."""
+        """The URL of a run directory.
+
+        Raises:
+            UsageError: Where the URL is of no object store that featviz can use.
+        """
         url = cls(text)
         if "::" in text or url.protocol in (*WEB, "file", "local", "data", ""):
             raise UsageError(
@@ -82,12 +89,12 @@ class Url:
         return url.at_key(url.key)
 
     def at_key(self, key: str) -> Url:
-        """Another file or folder of the same store, with the same credentials."""
+        """The URL of another file or folder in the same store, with the same credentials."""
         return replace(self, inner_key=key)
 
     @property
     def protocol(self) -> str:
-        """`s3` of `S3://bucket/a.jpg`."""
+        """The protocol: `s3` for `S3://bucket/a.jpg`; empty if the text is no URL."""
         match = _URL.match(self.text)
         if match:
             return match[1].lower()
@@ -95,25 +102,25 @@ class Url:
 
     @property
     def is_web(self) -> bool:
-        """Whether it is on a web server, which has no folders."""
+        """Whether the URL is of a web server, which has no folders."""
         return self.protocol in WEB
 
     @property
     def key(self) -> str:
-        """What fsspec calls it in its store: `bucket/maps`, or the URL of a web server."""
+        """fsspec's name for the file or folder: `bucket/maps`; on a web server the URL."""
         if self.inner_key is not None:
             return self.inner_key
         return str(_class_for(self.protocol)._strip_protocol(self.text))
 
     @property
     def shown_path(self) -> str:
-        """What messages and names say of it: `bucket/photos/a.jpg`, or `host/a.tar::b.jpg`
-        of a file in an archive; without protocol, user, password and query."""
+        """The path for messages and names: `bucket/photos/a.jpg`, or `host/a.tar::b.jpg` for
+        a file in an archive; without protocol, user, password and query."""
         path = self.text if self.inner_key is None else self.inner_key
         path = _URL.sub("", path, count=1).lstrip("/")
         if self.is_web:
             path = unquote(re.split("[?#]", path, maxsplit=1)[0])
-        # of a URL with `user:password@host`
+        # the host may be `user:password@host`
         host, slash, rest = path.partition("/")
         host = host.rpartition("@")[2]
         suffix = "" if self.member is None else f"::{self.member}"
@@ -131,24 +138,27 @@ class Url:
         return f"Url({str(self)!r})"
 
     def without_secrets(self, text: str) -> str:
-        """A text in which neither user nor password of this or of another URL stands as
-        a word."""
+        """A text (an error message) without this URL's user and password, wherever they are
+        whole words, and without those in other URLs."""
         secret = _SECRET.search(self.text)
         if secret is None:
             return scrubbed(text)
-        # a library quotes them as they stand in the URL (`p%40ss`), or as it sends them
-        # (`p@ss`)
+        # a library may quote them as in the URL (`p%40ss`), or decoded (`p@ss`)
         quoted_pair = secret[0].removesuffix("@")
         for pair in (quoted_pair, unquote(quoted_pair)):
-            # the longest first: with its halves gone, the pair itself would not be found
+            # the pair first: once its halves are replaced, it would not be found
             for name in sorted([pair, *pair.split(":", 1)], key=len, reverse=True):
                 if name:
                     text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "…", text)
         return scrubbed(text)
 
     def filesystem(self) -> Any:
-        """fsspec's filesystem of the store, one for all threads. What its methods raise is
-        fsspec's own: call them through `attempt` or `ask`."""
+        """fsspec's filesystem for the store, which all threads share. Its methods may raise
+        anything, so call them through `attempt` or `ask`.
+
+        Raises:
+            UsageError: Where the store's package is missing, or cannot connect.
+        """
         options = _class_for(self.protocol)._get_kwargs_from_urls(self.text)
         try:
             return _connected(
@@ -165,7 +175,8 @@ class Url:
 
 
 def refuse_url(value: object) -> None:
-    """Say that an option takes a path of this machine only."""
+    """Raise a UsageError if a value is a URL, for options that only take a path on this
+    machine."""
     if isinstance(value, str) and is_url(value):
         raise UsageError(
             f"{quoted(str(Url(value)))} is a URL, and only a path of this machine can"
@@ -175,7 +186,7 @@ def refuse_url(value: object) -> None:
 
 
 def scrubbed(text: str) -> str:
-    """Text without the user, the password and the query of URLs in it."""
+    """A text without the user, the password and the query of any URL in it."""
     return _QUERY.sub("", _SECRET.sub("", text))
 
 
@@ -183,7 +194,8 @@ def _class_for(protocol: str) -> Any:
     """fsspec's class for the files of a protocol, such as `s3`.
 
     Raises:
-        UsageError: fsspec does not know the protocol, or its package is not installed.
+        UsageError: Where the protocol is of no store that fsspec knows, or its package is
+            not installed.
     """
     import fsspec
     from fsspec.registry import known_implementations
@@ -196,8 +208,7 @@ def _class_for(protocol: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        # fsspec raises an ImportError of its own from the one that names the missing
-        # module
+        # fsspec's own ImportError has the one that names the module as its cause
         missing = getattr(error.__cause__ or error, "name", None)
         module = missing or known_implementations[protocol]["class"]
         package = module.partition(".")[0]
@@ -211,31 +222,32 @@ def _class_for(protocol: str) -> Any:
 def _connected(
     protocol: str, options: tuple[tuple[str, Any], ...], process: int
 ) -> Any:
-    """fsspec's own instances are one for each thread; this one is shared by all.
+    """A filesystem of fsspec for a store. It is cached and shared by all threads, while
+    fsspec itself makes one for each thread.
 
     Args:
-        options: names and values from the URL; they go before those of fsspec's
-            configuration.
-        process: its number, since a connection does not outlive a fork.
+        protocol: The protocol, such as `s3`.
+        options: Names and values from the URL; they win over fsspec's configuration.
+        process: The id of this process, so that a forked process connects anew.
     """
     import fsspec
 
-    # what a user has set for all of fsspec's programs holds here, too
+    # fsspec's configuration holds for all programs that use it
     all_options = {**fsspec.config.conf.get(protocol, {}), **dict(options)}
     return _class_for(protocol)(**all_options, skip_instance_cache=True)
 
 
 def attempt(url: Url, task: Callable[[], T]) -> T:
-    """Run a task that reads from a store, or writes there.
+    """Run a task that reads from a store, or writes to it, and return its result.
 
     Args:
-        url: whose credentials are kept out of messages.
+        url: The URL, whose credentials are kept out of messages.
+        task: The task.
 
     Raises:
-        FileNotFoundError: as the task raises it, or for the status 404.
-        FileExistsError: as the task raises it.
-        FileError: the task's own; or what the store's library raised, whatever its type
-            is.
+        FileNotFoundError: Where the task raises it, or the server answers 404.
+        FileExistsError: Where the task raises it.
+        FileError: Where the task raises it, or raises anything else.
     """
     try:
         return task()
@@ -249,28 +261,29 @@ def attempt(url: Url, task: Callable[[], T]) -> T:
 
 
 def _failure_text(url: Url, error: Exception) -> str:
-    """What a message says of an exception of a store's library; empty where that says
-    nothing.
+    """The message for an exception of a store's library; empty if the exception has none.
 
     Args:
-        url: whose credentials are left out.
+        url: The URL, whose credentials are left out.
+        error: The exception.
     """
     if lacks_rights(error):
         return "the store refuses access: are the credentials there?"
-    # each library has a class of its own for it
+    # each library has its own class for a timeout
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return "the store did not answer in time"
     status = _status(error)
     if not status:
         return quoted(url.without_secrets(str(error)).strip())
-    # str() of an HTTP error quotes the URL; its `message` is what the server says
+    # str() of an HTTP error contains the URL; its `message` is that of the server
     reason = quoted(url.without_secrets(str(getattr(error, "message", ""))).strip())
     return f"the server answers {status} {reason}".strip()
 
 
 def lacks_rights(error: BaseException | None) -> bool:
-    """Whether a store refused, or its library found no credentials to send."""
-    # botocore's NoCredentialsError and its like are not PermissionError
+    """Whether an exception says that a store refused access, or that its library has no
+    credentials."""
+    # NoCredentialsError of botocore, and similar classes, are no PermissionError
     is_named_so = (
         isinstance(error, PermissionError) or "Credentials" in type(error).__name__
     )
@@ -278,7 +291,7 @@ def lacks_rights(error: BaseException | None) -> bool:
 
 
 def _status(error: BaseException | None) -> int:
-    """The status of an answer over HTTP that was an error; 0 for other errors."""
+    """The HTTP status in an exception; 0 if it has none."""
     response = getattr(error, "response", None)
     status = getattr(error, "status", None) or getattr(response, "status_code", None)
     if isinstance(status, int):
@@ -286,34 +299,39 @@ def _status(error: BaseException | None) -> int:
     return 0
 
 
-# Files in stores: what the store does not give, or refuses, is a FileError without
-# credentials
+# Files in stores. If a store has no such file, or refuses access, the error is a FileError
+# whose message shows no credentials.
 
 
 def read(url: Url, most: int) -> bytes:
-    """The bytes of a file of at most `most` bytes, whatever the server says of its
-    length."""
+    """The bytes of a file. Not more than `most` bytes are fetched, even if the server gives a
+    wrong length.
+
+    Raises:
+        FileError: Where the file has more bytes, or cannot be read.
+    """
     content = io.BytesIO()
     ask(url, lambda: copy(url, content, most))
     return content.getvalue()
 
 
 def copy(url: Url, target: BinaryIO, limit: int) -> None:
-    """Copy a file, piece by piece; for `attempt` and `ask`, since it raises whatever the
-    library of the store raises.
+    """Copy a file from a store, piece by piece. The store's library may raise anything, so
+    call this through `attempt` or `ask`.
 
     Args:
-        url: The file.
-        target: Where it is written; of a larger file the beginning is there, too.
-        limit: Bytes that it may have.
+        url: The URL of the file.
+        target: The open file to write to. If the source is too large, its beginning is
+            written all the same.
+        limit: The most bytes that the source may have.
 
     Raises:
-        FileError: Where it has more.
+        FileError: Where it has more bytes.
     """
     options = {}
     if url.is_web:
-        # A file of which fsspec knows no size is read as a stream. Without these it would
-        # ask for the size first, which many servers do not tell.
+        # These options make fsspec read the file as a stream. Otherwise it asks for the size
+        # first, which many servers do not tell.
         options = {"block_size": 0, "size": 1}
     size = 0
     with url.filesystem().open(url.key, "rb", **options) as file:
@@ -327,10 +345,10 @@ def copy(url: Url, target: BinaryIO, limit: int) -> None:
 
 
 def open_parts(url: Url) -> Any:
-    """A file to be read from any place, as archives need it.
+    """Open a file in a store so that it can be read from any position, as archives need it.
 
     Raises:
-        FileError: Where it cannot be opened, or the server gives only whole files.
+        FileError: Where it cannot be opened, or the server only sends whole files.
     """
     blocks = {
         "cache_type": "blockcache",
@@ -338,7 +356,7 @@ def open_parts(url: Url) -> Any:
         "block_size": _BLOCK,
     }
     file = ask(url, lambda: url.filesystem().open(url.key, "rb", **blocks))
-    # a zip has its directory at the end, so that a stream would be read as a whole
+    # the directory of a zip file is at the end, which a stream only reaches by reading all
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
         raise FileError(
             "the server gives no parts of files, which an archive needs",
@@ -348,12 +366,13 @@ def open_parts(url: Url) -> Any:
 
 
 def files_below(folder: Url, pattern: str = "**") -> Iterator[tuple[str, Url]]:
-    """The files of a store's folder and of all folders in it, sorted as on disk, each
-    behind its name relative to the folder, with forward slashes.
+    """The files in a folder of a store and in all folders below it. For each file, yield its
+    path relative to the folder, with forward slashes, and its URL. They are sorted by the
+    parts of the path, like files on disk.
 
     Args:
-        folder: Its URL; a slash at the end makes no difference.
-        pattern: A glob for the relative names: `*` within a folder, `**` across folders.
+        folder: The URL of the folder, with or without a slash at the end.
+        pattern: A glob for the relative paths: `*` within a folder, `**` across folders.
 
     Raises:
         FileError: Where the store does not answer, refuses, or has no such folder.
@@ -366,17 +385,17 @@ def files_below(folder: Url, pattern: str = "**") -> Iterator[tuple[str, Url]]:
     keys = ask(folder, lambda: folder.filesystem().find(key))
     names = [key.removeprefix(base) for key in keys if key.startswith(base)]
     for name in sorted(names, key=lambda name: name.split("/")):
-        # an object's key may hold `..`, and the name becomes a path below --out
+        # the name becomes a path below --out, and a key in a store may contain `..`
         leaves_folder = not set(name.split("/")).isdisjoint({"", ".", ".."})
         if is_match(name) and not leaves_folder:
             yield name, folder.at_key(base + name)
 
 
 def matching(pattern: Url) -> Iterator[tuple[str, Url]]:
-    """The files that a glob matches, with their names below the part of it without
-    wildcards."""
+    """The files that a glob matches. Their names are relative to the folders before the first
+    wildcard."""
     parts = pattern.key.split("/")
-    count = 0  # of parts without wildcards
+    count = 0  # the number of parts before the first wildcard
     while not has_magic(parts[count]):
         count += 1
     folder = pattern.at_key("/".join(parts[:count]))
@@ -384,14 +403,14 @@ def matching(pattern: Url) -> Iterator[tuple[str, Url]]:
 
 
 def ask(url: Url, task: Callable[[], T]) -> T:
-    """The result of a task, in which a store is asked for something.
+    """Run a task that reads from a store, and return its result.
 
     Raises:
-        FileError: the store does not answer, refuses, or has nothing of this name.
+        FileError: Where the store does not answer, refuses, or has no such file.
     """
     try:
         return attempt(url, task)
     except FileNotFoundError:
         raise FileError("there is no such file in the store") from None
-    except FileError as error:  # of which the library's own error quotes the whole URL
+    except FileError as error:  # its cause, the library's error, may show credentials
         raise error from None
