@@ -181,7 +181,9 @@ class Watcher:
                     source, find_images(files, self._options), self._options
                 )
                 self._health = self._health_check(source, self._prepared)
-            self._board = stack.enter_context(boards.opened(self._options.tensorboard))
+            self._board = stack.enter_context(
+                boards.open_board(self._options.tensorboard)
+            )
             # only now, when nothing has failed, is it for `close` to close
             self._open = stack.pop_all()
 

@@ -19,7 +19,10 @@ _CODEC = "libx264"
 
 
 def check_format(format: str) -> None:
-    """Refuse a format that cannot be written here, before the work.
+    """Check before the work whether a format can be written here.
+
+    Args:
+        format: one of FORMATS; other formats are not checked.
 
     Raises:
         UsageError: the format is `mp4`, and the package av is not installed.
@@ -29,11 +32,11 @@ def check_format(format: str) -> None:
 
 
 def _import_av() -> Any:
-    """PyAV, which also reads videos for featviz: another writer, such as imageio-ffmpeg,
-    would bring a second FFmpeg of 30 MB.
+    """Import PyAV, with which featviz also reads videos. Another writer, such as
+    imageio-ffmpeg, would bring a second FFmpeg of 30 MB.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: PyAV is not installed.
     """
     try:
         return importlib.import_module("av")
@@ -47,11 +50,11 @@ def _import_av() -> Any:
 def write_animation(
     frames: Iterable[Bytes], file: BinaryIO, format: str, fps: float
 ) -> None:
-    """Write frames to an open file. Players repeat them for ever, unless it is an MP4.
+    """Write frames to an open file. GIF and WebP are repeated for ever, MP4 is not.
 
     Args:
         frames: uint8 [H, W, 3] each, at least one, all of one size.
-        format: one of FORMATS, which `check_format` has let pass.
+        format: one of FORMATS, which `check_format` has accepted.
         fps: frames in a second, above 0.
     """
     if format == "mp4":
@@ -87,8 +90,8 @@ def _write_video(frames: Iterable[Bytes], file: BinaryIO, fps: float) -> None:
 
 
 def _of_even_size(frames: Iterable[Bytes]) -> Iterator[Bytes]:
-    """Frames with a white pixel more where a side is odd: 4:2:0 has one colour for
-    each two by two pixels."""
+    """Yield the frames with even sides: an odd side gets one more white pixel. The format
+    yuv420p has one colour for each two by two pixels."""
     for pixels in frames:
         height, width = pixels.shape[:2]
         margins = ((0, height % 2), (0, width % 2), (0, 0))

@@ -22,26 +22,26 @@ def choose_channels(
 
     Args:
         text: a value of `--channels`, such as `3,12-20` or `top:8`.
-        candidates: the channels that there are to choose from, in rising order.
-        means: of each channel of the tensor, [C]; by these `top` ranks.
-        deviations: of each channel, [C], without the border that padding makes; by
-            these `varied` ranks.
+        candidates: the channels to choose from, in rising order.
+        means: mean of each channel of the tensor, [C]; `top` ranks by these.
+        deviations: standard deviation of each channel, [C], without the border that
+            padding makes; `varied` ranks by these.
 
     Returns:
-        Channels that are named, in the order of the text and without those that are not
-        candidates; those of a ranking, the largest first; others in the order of
-        `candidates`. Of equal ones the earlier comes first; those without a finite value
-        come last.
+        If the text names channels: those of them that are candidates, in the order of the
+        text. For `top` and `varied`: the highest first; of equal channels the earlier one
+        first, channels without a finite value last. For `first` and `spread`: in the
+        order of `candidates`.
 
     Raises:
-        LayoutError: none of the channels that are named is there.
+        LayoutError: the text names channels, and none of them is a candidate.
     """
     choice = channel_choice(text)
     if not choice.rule:
         present = set(candidates)
         chosen = [number for number in choice.numbers if number in present]
         if not chosen:
-            raise LayoutError(f"has {_described(candidates)}, none of {text}")
+            raise LayoutError(f"has {_count_and_ranges(candidates)}, none of {text}")
         return chosen
     count = min(choice.most, len(candidates))
     if choice.rule == "first":
@@ -50,25 +50,25 @@ def choose_channels(
         positions = np.linspace(0, len(candidates) - 1, count).round().astype(int)
         return [candidates[position] for position in np.unique(positions)]
     keys = means if choice.rule == "top" else deviations
-    # a channel of NaN says nothing, and numpy sorts it last
+    # numpy sorts NaN last: a channel without a finite value
     order = np.argsort(-keys[list(candidates)], kind="stable")
     return [candidates[position] for position in order[:count]]
 
 
-def _described(channels: Collection[int]) -> str:
-    """Channels for people: `4 channels (0-3)`."""
+def _count_and_ranges(channels: Collection[int]) -> str:
+    """Channels as a text for people: `4 channels (0-3)`."""
     return f"{counted(len(channels), 'channel')} ({ranges(channels, 3)})"
 
 
-def warn_of_lacking(
+def warn_of_missing(
     text: str | None, candidates: Mapping[str, Collection[int]]
 ) -> None:
-    """Warn of channels that are named, and that a layer lacks. A layer that lacks all of
-    them is not warned of: it is skipped, with a reason of its own.
+    """Warn the user if a layer lacks some of the channels that are named. If it lacks all
+    of them, there is no warning here: the layer is skipped, and the reason is logged.
 
     Args:
-        text: a value of `--channels`; None names none.
-        candidates: the channels that there are to choose from, by the layer's label.
+        text: a value of `--channels`; None names no channels.
+        candidates: the channels of each layer, by the layer's label.
     """
     numbers = channel_choice(text).numbers if text is not None else ()
     lines = []
@@ -77,14 +77,18 @@ def warn_of_lacking(
         if lacking and len(lacking) < len(numbers):
             name = layer_named(quoted(label))
             missing = ranges(lacking, 3)
-            lines.append(f"{name} has {_described(present)}, not {missing}")
+            lines.append(f"{name} has {_count_and_ranges(present)}, not {missing}")
     if lines:
         log.warning("--channels %s: %s", text, listed(lines, 3, "; "))
 
 
 def count_chosen(text: str | None, channels: int) -> int:
-    """How many of `channels` channels, from 0 on, a value of `--channels` chooses; None
-    chooses all."""
+    """How many channels a value of `--channels` chooses in a layer.
+
+    Args:
+        text: the value; None chooses all.
+        channels: how many channels the layer has.
+    """
     if text is None:
         return channels
     choice = channel_choice(text)
@@ -94,19 +98,21 @@ def count_chosen(text: str | None, channels: int) -> int:
 
 
 def farthest_first(points: Floats, count: int) -> list[int]:
-    """The first point, then always the one farthest from those that are chosen.
+    """Choose points: the first one, then each time the point farthest from all that are
+    chosen.
 
     Args:
         points: [N, D]; may be empty.
+        count: how many points are chosen, if there are so many.
 
     Returns:
-        At most `count` indices.
+        The indices of the points, in the order of choice.
     """
     if not len(points):
         return []
-    # The distance of each point to the nearest that is chosen: a new one can only lower
-    # it, so that a step takes one comparison a point. -1 keeps a point from being chosen
-    # twice, where points are equal.
+    # `nearest` has the distance of each point to the nearest chosen one. A new chosen
+    # point can only lower it, so each step compares with this one alone. -1 keeps a
+    # point from being chosen twice.
     chosen = [0]
     nearest = np.full(len(points), np.inf)
     while len(chosen) < min(count, len(points)):

@@ -15,66 +15,67 @@ from featviz.text import did_you_mean
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
-"""Names of the grey colormap, among them `auto` where `resolved` was not asked."""
+"""Names of the grey colormap, among them `auto` before `decide_cmap` is called."""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """What the values 0..255 of a picture's pixels stand for: indices of colours."""
+    """What the values 0..255 of a picture's pixels stand for. A value is the index of a
+    colour."""
 
     levels: int
-    """How many indices are levels of maps, from 0 on: dark to bright."""
+    """How many indices, from 0 on, are the levels of maps, dark to bright."""
     pad: int
-    """The index between tiles."""
+    """The index of the pixels between tiles."""
     nonfinite: int | None
-    """The index of NaN and infinite values, magenta; None where there are none."""
+    """The index of NaN and infinite values, magenta; None if there are no such values."""
     colors: bytes | None
-    """256 RGB triples; None means that an index is its grey."""
+    """The 256 colours as RGB triples. None for greys: an index is a grey level."""
     dark: int = 0
-    """The index behind the letters of labels."""
+    """The index of the ground of labels."""
     light: int = 255
-    """The index of their letters."""
+    """The index of the letters of labels."""
 
 
-def resolved(
+def decide_cmap(
     cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None
 ) -> str:
     """The name of a colormap, with `auto` decided.
 
     Args:
-        cmap: a name, which is returned, or `auto`.
-        kind: of the capture; `saliency`, or `kernel`.
+        cmap: a name, which is returned as it is, or `auto`.
+        kind: kind of the capture; or `saliency` or `kernel`.
         over: whether maps lie over the input.
-        reduce: how channels become one; None where they do not.
+        reduce: how all channels become one map; None if they do not.
     """
     if cmap != "auto":
         return cmap
-    # values with a sign: a colour for either
+    # values with a sign: one colour for each sign
     if reduce in SIGNED:
         return "coolwarm"
     # saliency and kernels are not kinds of CaptureKind
     if kind in KINDS and KINDS[kind].cmap != "auto":
         return str(KINDS[kind].cmap)
-    # greys over the greys of a photo could not be told from it
+    # over a photo, grey maps could not be told from the photo
     if not over:
         return "grey"
-    # papers draw where the evidence lies in turbo, which is cold where nothing is
+    # the usual colours of class activation maps in papers: blue means no evidence
     is_evidence = reduce in CLASS_MAPS or reduce in ATTENTION_MAPS
     return "turbo" if is_evidence else "viridis"
 
 
 def palette_of(cmap: str, pad: int, labelled: bool = False) -> Palette:
-    """The palette of a colormap: its levels, then the padding, magenta for what is not
-    finite, and the ink of labels.
+    """The palette of a colormap: its levels, the colour of the padding, magenta for values
+    that are not finite, and black and white for labels.
 
     Args:
-        cmap: a name of GREYS, or of matplotlib's colormaps, which `check_cmap` has let
-            pass; another one is a KeyError.
+        cmap: a name of GREYS or of a colormap of matplotlib; `check_cmap` has accepted
+            it, and any other name is a KeyError.
         pad: the grey between tiles, 0..255.
-        labelled: whether there are labels. On colours they take black and white, so
-            there are 252 levels, else 254.
+        labelled: whether there are labels. In a coloured palette, their black and white
+            take two indices: 252 levels are left, else 254.
     """
-    # on greys letters take the darkest and the brightest level
+    # in greys, labels use the darkest and the brightest level
     has_ink = labelled and cmap not in GREYS
     ink = [(0, 0, 0), (255, 255, 255)] if has_ink else []
     levels = 254 - len(ink)
@@ -94,16 +95,17 @@ def palette_of(cmap: str, pad: int, labelled: bool = False) -> Palette:
 def picture_palette(
     options: DrawOptions, nonfinite: bool, rgb: bool = False
 ) -> Palette:
-    """The palette of a picture: 256 plain greys for RGB tiles, and for finite maps in
-    greys; else the colours of the colormap, with magenta only for NaN and infinity.
+    """The palette of a picture: 256 plain greys for RGB tiles and for grey maps without
+    NaN and infinity; else the palette of the colormap.
 
     Args:
-        options: with `cmap` decided.
-        nonfinite: whether a map has NaN or infinite values.
-        rgb: whether the tiles are RGB, which takes no palette.
+        options: `cmap` is not `auto`.
+        nonfinite: whether a map has NaN or infinite values; only then is there an index
+            for magenta.
+        rgb: whether the tiles are RGB, and need no palette.
     """
-    # A palette is written only where it must be: a grey PNG has no table of 768 bytes,
-    # and every other tool reads it as one channel.
+    # A grey PNG without a palette is 768 bytes smaller, and other tools read it as one
+    # channel.
     pad = int(min(max(options.gap_grey * 255 + 0.5, 0), 255))  # as save_image rounds
     if rgb or (options.cmap in GREYS and not nonfinite):
         return Palette(levels=256, pad=pad, nonfinite=None, colors=None)
@@ -123,8 +125,8 @@ def color_table(colors: Palette) -> Bytes:
 
 
 def ramp(cmap: str, levels: int = 256) -> Bytes:
-    """The colours of a colormap from its low end to its high end, uint8 [levels, 3];
-    KeyError for a name that is neither among GREYS nor one of matplotlib's."""
+    """The colours of a colormap from its low end to its high end, uint8 [levels, 3].
+    KeyError if the name is neither in GREYS nor a colormap of matplotlib."""
     if cmap in GREYS:
         greys = np.round(np.linspace(0, 255, levels)).astype(np.uint8)
         return greys[:, None].repeat(3, axis=1)
@@ -136,10 +138,10 @@ def ramp(cmap: str, levels: int = 256) -> Bytes:
 
 
 def check_cmap(name: str) -> None:
-    """Refuse a name of no colormap, before anything is drawn.
+    """Check the name of a colormap before anything is drawn.
 
     Raises:
-        UsageError: it is neither among GREYS nor a colormap of matplotlib.
+        UsageError: the name is neither in GREYS nor a colormap of matplotlib.
     """
     if name in GREYS:
         return

@@ -1,5 +1,5 @@
 """The story of one tensor: layout, statistics, levels, tiles, picture; and which maps
-are drawn, in which order: like beside like, and one tile for near-equals."""
+are drawn, in which order."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ _PHASE = {
     "normalize": f"range:{-math.pi},{math.pi}",
     "overlay": None,
 }
-"""How phases are drawn: in colours that meet where −π and π do, which no mixing keeps
-apart."""
+"""How phases are drawn: in a colormap whose ends have the same colour, since −π and π are
+the same angle; and without an overlay, since colours that are mixed with the input cannot
+be told apart."""
 
 _ONE_PICTURE = {
     "reduce": "max-abs",
@@ -67,11 +68,11 @@ def is_saliency(
     inputs: Sequence[Sequence[int]],
     options: DrawOptions,
 ) -> bool:
-    """Whether a capture is the gradient of an image, which gets a picture of all its
-    channels, too; not with `--reduce`, which makes one picture anyhow.
+    """Whether a capture gets one more picture, of all its channels in one map: it is the
+    gradient of an image, and `--reduce` does not make such a picture already.
 
     Args:
-        shape: of the capture's tensor.
+        shape: shape of the capture's tensor.
         inputs: shapes of the model's inputs.
     """
     if site.kind != "grad-input" or options.reduce is not None or len(shape) < 4:
@@ -91,8 +92,8 @@ class RealCapture(NamedTuple):
 def magnitude_and_phase(
     site: CaptureSite, tensor: Tensor, hints: Hints, options: DrawOptions
 ) -> Iterator[RealCapture]:
-    """Complex numbers as captures of real ones: `abs`, and, unless `options` have a
-    `reduce`, `angle`.
+    """Yield complex numbers as captures of real numbers: `abs`, and, unless
+    `options.reduce` is set, `angle`.
 
     Raises:
         LayoutError: the tensor is nested, sparse or on the device meta.
@@ -109,17 +110,17 @@ def magnitude_and_phase(
 
 
 @lru_cache(64)
-def _settled(
+def _settle(
     options: DrawOptions, capture_kind: str, aligned: bool, phase: bool
 ) -> tuple[DrawOptions, Scale]:
-    """Options and scale with `auto` decided, and without an overlay where maps cannot lie
+    """Options and scale with `auto` decided. The overlay is dropped if the maps cannot lie
     over the input.
 
     Args:
         capture_kind: one of `records.KINDS`, or SALIENCY.
-        aligned: whether its maps are pictures of the input; those of tokens beside the
-            grid, of vectors and of attention are not.
-        phase: whether they are the phases of complex numbers.
+        aligned: whether the maps are pictures of the input. Vectors, attention weights,
+            and tokens before or behind the grid are not.
+        phase: whether the maps are the phases of complex numbers.
     """
     if phase:
         options = structs.replace(options, **_PHASE)
@@ -129,9 +130,9 @@ def _settled(
     if capture_kind == SALIENCY:
         options = structs.replace(options, **_ONE_PICTURE)
         if scale == "auto":
-            scale = "percentile:1,99"  # its values have no sign
+            scale = "percentile:1,99"  # absolute values have no sign
     is_over = options.overlay is not None
-    cmap = colormap.resolved(options.cmap, capture_kind, is_over, options.reduce)
+    cmap = colormap.decide_cmap(options.cmap, capture_kind, is_over, options.reduce)
     options = structs.replace(options, cmap=cmap)
     return options, normalize.parse_scale(scale, capture_kind, options.reduce)
 
@@ -153,20 +154,20 @@ def draw(
         options: how maps are drawn.
         site: the capture whose tensor it is.
         tensor: of any shape that a layout fits, real, of one image.
-        hints: on its layout; None for those of a tensor of which nothing is known.
-        background: uint8 [H, W, 3] each, what the maps may lie over: see `lay_over`.
+        hints: on its layout; None if nothing is known of the tensor.
+        background: uint8 [H, W, 3] each, the pictures under an overlay: see `lay_over`.
         window: top, left, height and width in pixels of the part of `background` that
             is drawn; None for all.
-        inputs: shapes of the model's inputs: a gradient of such a shape is that of the
-            image.
-        gradient: of the target at this tensor, in its shape, where `options.reduce` is a
-            class activation map; for ATTENTION_MAPS the map itself. None otherwise.
-        inner: as in `draw_tiles`.
+        inputs: shapes of the model's inputs, by which the gradient of an image is
+            recognised.
+        gradient: the target's gradient at this tensor, in its shape, if `options.reduce`
+            is a class activation map; for ATTENTION_MAPS the map itself; else None.
+        inner: see `draw_tiles`.
 
     Returns:
-        The picture of the maps under the empty key, and, without `gradient`, those of
-        tokens beside the grid under their names. The gradient of the image has one more
-        under SALIENCY, of all its channels.
+        The picture of the maps under the key "", and, without `gradient`, the pictures of
+        tokens before and behind the grid under their names. The gradient of an image has
+        one more picture, of all its channels, under SALIENCY.
 
     Raises:
         LayoutError: no layout fits the tensor, or `draw_maps` refuses its maps.
@@ -175,7 +176,7 @@ def draw(
     maps_by_key = to_maps(tensor, hints)
     weights = None
     if gradient is not None:
-        # tokens beside the grid have no positions that a class could be seen at
+        # tokens before and behind the grid have no position in the image
         maps_by_key = {"": maps_by_key[""]}
         weights = to_maps(gradient, hints)[""]
     if is_saliency(site, tensor.shape, inputs, options):
@@ -184,13 +185,13 @@ def draw(
     for key, maps in maps_by_key.items():
         capture_kind = SALIENCY if key == SALIENCY else site.kind
         aligned = LAYOUTS[maps.layout].aligned
-        settled_options, scale = _settled(options, capture_kind, aligned, hints.phase)
+        settled_options, scale = _settle(options, capture_kind, aligned, hints.phase)
         picture = draw_maps(
             maps, settled_options, scale, weights, hints.border, inner=inner
         )
         if hints.phase:
             picture = replace(picture, cmap=settled_options.cmap)
-        # a gradient behind a pooling is constant by nature, which is not a finding
+        # the gradient before a global pooling is always constant: not a finding
         if picture.marked and capture_kind in BACKWARD:
             picture = replace(picture, marked=(grid.ZERO,))
         if settled_options.overlay is not None and picture.constant is None:
@@ -208,14 +209,14 @@ def draw_maps(
     inner: bool = False,
 ) -> GridPicture:
     """Draw the maps of a tensor: a tile for each channel and slice, or, with
-    `options.reduce`, one of all channels for each slice. A vector becomes a strip of its
-    numbers, whatever `options.reduce` says.
+    `options.reduce`, a tile of all channels for each slice. A vector becomes a strip of
+    its numbers, whatever `options.reduce` says.
 
     Args:
         options, scale: with `auto` decided.
-        gradient: as in `draw`, as maps of the same shape.
-        border: pixels at the edges of maps that rankings leave out.
-        inner: as in `draw_tiles`; without effect on maps that are reduced.
+        gradient: what `draw` takes under this name, as maps of the same shape.
+        border: pixels at each edge of the maps that do not count in rankings.
+        inner: see `draw_tiles`; it has no effect with `options.reduce`.
 
     Raises:
         LayoutError: no class activation map can be made of the maps (see `class_map`),
@@ -237,9 +238,9 @@ def draw_maps(
             border=border,
             inner=inner,
         )
-    # Components and class activation maps are those of all slices, of which then a few
-    # are drawn: a step of a clip looks the same, however many are drawn beside it. Of
-    # REDUCTIONS each slice is reduced by itself.
+    # Components and class activation maps are computed from all slices before some of
+    # them are chosen: so a step of a clip looks the same, however many are drawn.
+    # REDUCTIONS treat each slice alone.
     slices = maps.data.shape[1]
     steps = _drawn_slices(maps.layout, slices, options.max_slices)
     if options.reduce == "pca":
@@ -249,7 +250,7 @@ def draw_maps(
         reduced = class_map(options.reduce, maps, gradient)[:, steps, None]
     else:
         reduced = REDUCTIONS[options.reduce](maps.data[:, steps])[:, :, None]
-    # The picture is of one tile, but the statistics are those of the channels.
+    # the picture shows one tile, but the statistics are those of all channels
     return replace(
         draw_tiles(reduced, maps.layout, options, scale, alone=True),
         stats=statistics(maps.data),
@@ -273,23 +274,23 @@ def draw_tiles(
     border: int = 0,
     inner: bool = False,
 ) -> GridPicture:
-    """Draw maps. The tiles of a channel share its limits; statistics and limits are
-    those of all slices and channels, also of those that are not drawn, so that a tile
-    looks the same, however many are drawn beside it.
+    """Draw maps. The tiles of a channel share its limits. Statistics and limits count all
+    slices and channels, drawn or not, so that a tile looks the same, however many others
+    are drawn.
 
     Args:
         data: float32 [C, S, K, H, W]: S tiles for each channel in K colours, 1 or 3. In
             RGB, the colours share limits too, and a pixel that is not finite in one of
             them is magenta.
-        layout: of LAYOUTS, or what a kernel's tiles show.
+        layout: a name of LAYOUTS, or what a kernel's tiles show.
         options: with `cmap` decided.
-        strip: the maps are the numbers of a vector, in their order.
-        alone: it is the one tile of all channels.
-        as_values: maps that are all constant, and not all zero, become a strip of their
-            values; not without `options.marks`.
-        border: pixels at the edges of maps that rankings leave out; 0 for none.
-        inner: whether limits are those of the maps without the border. With it, a
-            bright frame would leave the rest of a map one colour.
+        strip: whether the maps are the numbers of a vector, which are drawn as a strip.
+        alone: whether the picture is the one tile of all channels.
+        as_values: whether maps become a strip of their values if all are constant, and
+            not all zero. Without `options.marks` this has no effect.
+        border: pixels at each edge of the maps that do not count in rankings; 0 for none.
+        inner: whether the border does not count for the limits either. A bright frame
+            would otherwise leave the rest of a map one colour.
 
     Raises:
         LayoutError: there are none of the channels that the options name, or the picture
@@ -304,7 +305,7 @@ def draw_tiles(
     drawn = data
     constant = None
     if as_values and options.marks and _are_worth_a_strip(data, stats, are_constant):
-        # one value stands for each map
+        # one value of each map is drawn
         constant = (data.shape[1], *data.shape[3:])
         drawn = data[:, :1, :, :1, :1]
         strip = True
@@ -347,9 +348,9 @@ def draw_tiles(
 
 
 def _are_worth_a_strip(data: Tensor, stats: Floats, are_constant: np.ndarray) -> bool:
-    """Whether maps say more as a strip of their values: all are constant, and neither
-    one map alone nor maps of one number. Maps that are all zero are a finding, and stay
-    a grid.
+    """Whether maps should become a strip of their values: there are several maps of
+    several numbers, and all are constant. If all are zero, this is a finding, and they
+    stay a grid.
 
     Args:
         data: [C, S, K, H, W].
@@ -363,8 +364,8 @@ def _are_worth_a_strip(data: Tensor, stats: Floats, are_constant: np.ndarray) ->
 def _inner_limits(
     scale: Scale, data: Tensor, border: int, together: bool
 ) -> ValueLimits:
-    """The `limits` of maps [C, S, K, H, W] without `border` pixels at each edge; values
-    there may lie beyond."""
+    """The `limits` of maps [C, S, K, H, W] without `border` pixels at each edge. Values in
+    the border may lie outside the limits."""
     stats = values.inner_statistics(data, border)
     return replace(limits(scale, data, stats, together), clips=True)
 
@@ -382,16 +383,17 @@ def _tiles(maps: Tensor, value_limits: ValueLimits, palette: colormap.Palette) -
 
 
 def _drawn_slices(layout: str, slices: int, limit: int) -> list[int] | slice:
-    """Which slices of each channel are drawn: all, if they are at most `limit`. Else a
-    clip or a volume is cut into `limit` equal parts, and the slice in the middle of each
-    is drawn; of a batch the first ones are, which may be its best.
+    """Which slices of each channel are drawn: all, if there are at most `limit`. If there
+    are more, a clip or a volume is cut into `limit` equal parts, and the slice in the
+    middle of each part is drawn. Of a batch, the first items are drawn, which may be its
+    best.
 
     Args:
         layout: the name of the tensor's layout, or what a kernel's tiles show.
-        slices: how many each channel has.
+        slices: how many slices each channel has.
 
     Returns:
-        Their numbers; `slice(None)` for all.
+        The numbers of the slices; `slice(None)` for all.
     """
     if slices <= limit:
         return slice(None)
@@ -410,24 +412,24 @@ def _choose_maps(
     maps: Tensor, stats: Floats, deviations: Floats, options: DrawOptions, strip: bool
 ) -> tuple[list[int] | None, dict[int, list[int]]]:
     """Choose channels: near-equal maps share a tile, then `--channels` chooses, then the
-    tiles are ordered. For a strip only `--channels` chooses.
+    tiles are ordered. For a strip, only `--channels` chooses.
 
     Args:
         maps: float32 [C, values].
         stats: float32 [C, 6].
-        deviations: of each channel without its border, float32 [C].
-        strip: whether the maps are the numbers of a vector.
+        deviations: standard deviation of each channel without its border, float32 [C].
+        strip: whether the maps are single numbers.
 
     Returns:
         The channels that are drawn, in the order of their tiles (None for all in their
-        own order); and for each of them that stands for several, all of these, itself
-        included.
+        own order). Then the channels that share a tile, by the channel that is drawn;
+        each list holds this channel, too.
 
     Raises:
-        LayoutError: there are none of the channels that `--channels` names.
+        LayoutError: the tensor has none of the channels that `--channels` names.
     """
     groups: dict[int, list[int]] = {}
-    # most options choose nothing, and lists of thousands of channels take time
+    # by default nothing is chosen, and lists of thousands of channels would take time
     if not options.channels and options.collapse is None and options.order == "index":
         return None, groups
     if options.collapse is not None and not strip:
@@ -447,26 +449,31 @@ def _choose_maps(
 def _ordered(
     channels: list[int], maps: Tensor, stats: Floats, options: DrawOptions
 ) -> list[int]:
-    """These channels in the order of `options.order`; `maps` and `stats` are those of
-    all channels."""
+    """Sort channels as `options.order` says.
+
+    Args:
+        channels: the channels to be sorted.
+        maps, stats: maps and statistics of all channels of the tensor.
+    """
     if options.order == "index":
         return channels
     if options.order == "similarity":
         order = by_similarity(maps[channels], stats[channels])
     else:
-        # numpy sorts NaN, of a map without a finite value, last
+        # numpy sorts NaN last: a map without a finite value
         order = np.argsort(-stats[channels, MEAN], kind="stable").tolist()
     return [channels[i] for i in order]
 
 
 def correlations(maps: Tensor) -> Floats:
-    """Pearson's correlation of each map with each, float32 [N, N]; 0 with a constant.
+    """Pearson's correlation of each map with each other, float32 [N, N]; 0 if one of the
+    two is constant.
 
     Args:
         maps: float32 [N, P], finite.
     """
-    # Of centred rows of length 1 the product is the correlation; a constant row stays
-    # zeros.
+    # The product of two centred rows of length 1 is their correlation. A constant row
+    # becomes zeros.
     centred = maps - maps.mean(1, keepdim=True)
     length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
     unit = centred / length.clamp_min(torch.finfo(torch.float32).tiny)
@@ -475,8 +482,9 @@ def correlations(maps: Tensor) -> Floats:
 
 
 def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
-    """Order maps as a chain: from the first, each time the most correlated of the rest;
-    at the end constant maps by value, then those with non-finite values.
+    """Order maps as a chain: the first map, then each time the one of the rest that
+    correlates most with the last of the chain. At the end stand constant maps, the
+    largest value first, then maps with non-finite values.
 
     Args:
         maps: float32 [N, P].
@@ -501,16 +509,19 @@ def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
 
 
 def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[int]]:
-    """Groups of near-equal maps: the first of each, to all of it (itself included).
+    """Groups of near-equal maps.
 
-    In order of index, a map that no group has becomes a leader, and takes what
-    correlates with it. Constant maps are alike only if they are equal, and maps with
-    non-finite values are like nothing.
+    The maps are taken in order. A map that is in no group becomes the leader of a new
+    one, which gets all maps without a group that correlate with the leader. Constant maps
+    are alike only if they are equal, and maps with non-finite values are like no other.
 
     Args:
         maps: float32 [N, P].
         stats: float32 [N, 6].
-        threshold: the correlation from which on a map is taken, 0 to 1.
+        threshold: the least correlation with the leader, 0 to 1.
+
+    Returns:
+        The maps of each group, by its leader, which is one of them.
     """
     finite = stats[:, NONFINITE] == 0
     constant = is_constant(stats)
@@ -520,7 +531,7 @@ def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[in
     alike[np.ix_(varied, varied)] = correlations(maps[varied]) >= threshold - _ROUNDING
     groups = {}
     ungrouped = np.ones(len(means), bool)
-    # one that is like a member but not like the leader begins a group of its own
+    # a map that is like a member but not like the leader is not in the group
     for leader in range(len(means)):
         if ungrouped[leader]:
             alike[leader, leader] = True
@@ -529,9 +540,9 @@ def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[in
     return groups
 
 
-# All channels in one: reductions, and class activation maps. A is a layer's output and
-# G the gradient of the target there, both [C, S, H, W]; k counts channels, p the
-# positions of all S slices
+# All channels in one map: reductions, and class activation maps. In the formulas, A is a
+# layer's output and G the gradient of the target there, both [C, S, H, W]; k counts
+# channels, p the positions of all S slices.
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda data: data.mean(0, keepdim=True),
@@ -539,8 +550,8 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "l2": lambda data: torch.linalg.vector_norm(data, dim=0, keepdim=True),
     "max-abs": lambda data: data.abs().amax(0, keepdim=True),
 }
-"""From [C, ...] to [1, ...]: those of `records.REDUCTIONS` with one component; `pca`
-has three and is not among them."""
+"""The arithmetic of `records.REDUCTIONS`, from [C, ...] to [1, ...]. `pca` is missing: it
+makes three components (`component_maps`)."""
 
 
 def component_maps(data: Tensor) -> Tensor:
@@ -567,16 +578,16 @@ _POSITIONS = (1, 2, 3)
 def gradcam_plus_plus(output: Tensor, gradient: Tensor) -> Tensor:
     """ReLU(sum_k w_k A_k): Chattopadhyay et al., arXiv 1710.11063, equation 19. w_k =
     sum_p a_kp ReLU(G_kp), a = G² / (2 G² + sum_p(A_k) G³), which is 1 / (2 + sum_p(A_k)
-    G) where G is not zero. The target is the exponential of the score; a factor of all
-    weights is left out."""
+    G) if G is not zero. The paper's target is the exponential of the score; the factor
+    that this gives to all weights is left out."""
     share = 2 + output.sum(_POSITIONS, keepdim=True) * gradient
     alpha = torch.where(share == 0, 0.0, 1 / share)
     return _weighted(output, (alpha * gradient.relu()).sum(_POSITIONS)).relu()
 
 
 def xgradcam(output: Tensor, gradient: Tensor) -> Tensor:
-    """sum_k w_k A_k with w_k = sum_p(G_k A_k) / sum_p(A_k), 0 if that is 0: Fu et al.,
-    arXiv 2008.02312."""
+    """sum_k w_k A_k with w_k = sum_p(G_k A_k) / sum_p(A_k), or 0 if sum_p(A_k) is 0: Fu
+    et al., arXiv 2008.02312."""
     total = output.sum(_POSITIONS)
     weights = torch.where(total == 0, 0.0, (gradient * output).sum(_POSITIONS) / total)
     return _weighted(output, weights)
@@ -604,19 +615,20 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         (gradient * output).sum(0, keepdim=True).relu()
     ),
     "xgradcam": xgradcam,
-    # sum_k G_k A_k: gradient × input (Shrikumar et al., arXiv 1605.01713) at a layer.
-    # Of a network that is linear from there on, each value is that place's share
+    # sum_k G_k A_k: gradient × input (Shrikumar et al., arXiv 1605.01713) at a layer. If
+    # the network is linear from there on, a value is the share of its position in the
+    # target
     "gradxact": lambda output, gradient: (gradient * output).sum(0, keepdim=True),
-    # they come as a map already (gradients.attention)
+    # the second argument is the map itself (gradients.attention)
     **dict.fromkeys(ATTENTION_MAPS, lambda output, attention: attention),
 }
-"""The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1,
-S, H, W]; and of ATTENTION_MAPS, from an output and the attention up to it."""
+"""The arithmetic of `records.CLASS_MAPS`, from output and gradient [C, S, H, W] to a map
+[1, S, H, W]; and of ATTENTION_MAPS, from output and attention map to this map."""
 
 
 def check_places(maps: Maps) -> None:
-    """Refuse maps that no class activation map can be made of, with LayoutError: those
-    without places of the image."""
+    """Raise LayoutError for maps whose values are not places of the image: no class
+    activation map can be made of them."""
     layout = LAYOUTS[maps.layout]
     message = "has no places of the image: its output has"
     if not layout.aligned:
@@ -630,13 +642,13 @@ def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:
 
     Args:
         method: a name of METHODS.
-        output: of the layer, [C, S, H, W].
-        gradient: of the target at the output, of the same shape; for ATTENTION_MAPS the
-            map itself, [1, S, H, W].
+        output: maps of the layer's output, [C, S, H, W].
+        gradient: maps of the target's gradient at the output, of the same shape; for
+            ATTENTION_MAPS the map itself, [1, S, H, W].
 
     Raises:
-        LayoutError: the output has no places of the image, or the gradient is zero
-            everywhere.
+        LayoutError: the values of the output are not places of the image, or the gradient
+            is zero everywhere.
     """
     check_places(output)
     if not gradient.data.any():

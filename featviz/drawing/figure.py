@@ -33,7 +33,7 @@ from featviz.records import Bytes
 
 _MARGIN = 0.08
 _GAP = 0.04
-"""Between tiles."""
+"""Distance of tiles."""
 _TITLE = 0.26
 _HEAD = 0.2
 _CAPTION = 0.14
@@ -44,12 +44,12 @@ _BAR_ROOM = 0.75
 """The width of a colour bar with its numbers."""
 _SMALLEST_CELL = 64
 _LARGEST_CELL = 224
-"""Pixels at DPI that a tile is wide, where no width is asked for."""
+"""Pixels at DPI that a tile is wide, at least and at most, if no width is asked for."""
 _NARROWEST_CELL = 0.1
 _LONG = 8.0
-"""Width by height of a tile from which it is a strip."""
+"""A tile whose width divided by height is at least this counts as a strip."""
 _CENTIMETRES = 2.54
-"""In an inch."""
+"""Centimetres in an inch."""
 _TITLE_LETTERS = Letters(10, INK, bold=True)
 _LETTERS = Letters(8, INK)
 _SMALL = Letters(6.5, INK)
@@ -63,15 +63,16 @@ class TableRow:
     tiles: Sequence[Bytes | None]
     """uint8 [h, w, 3] for each column; None leaves its place white."""
     block: str = ""
-    """The name that stands beside this row and its neighbours of the same block."""
+    """The name of the block. Neighbouring rows with the same name share it: it stands once
+    beside them."""
     captions: Sequence[str] = ()
-    """What stands below each tile; behind the last tile that is not None they may end.
-    Empty where no tile has one."""
+    """A text below each tile. Columns at the end without tiles need none. Empty if no tile
+    has a caption."""
     numbers: Sequence[str] = ()
-    """What `run --labels` wrote into the corner of each tile, as long as `captions`;
-    empty where no tile has a number."""
+    """For each tile, the number that `run --labels` may have written into its corner; as
+    long as `captions`. Empty if no tile has a number."""
     is_input: bool = False
-    """Whether its tiles are what the model saw."""
+    """Whether the tiles are what the model saw."""
 
 
 class ColorScale(NamedTuple):
@@ -81,20 +82,20 @@ class ColorScale(NamedTuple):
     low: float
     high: float
     title: str = ""
-    """What the values are; empty for those of maps."""
+    """What the values are; empty for values of maps."""
 
 
 @dataclass(frozen=True)
 class TileTable:
-    """What a figure shows."""
+    """The content of a figure."""
 
     heads: Sequence[str]
-    """Above each column."""
+    """A text above each column."""
     rows: Sequence[TableRow]
     title: str = ""
     scale: ColorScale | None = None
     note: str = ""
-    """Small lines below all rows."""
+    """A text in small letters below all rows."""
 
 
 class TableLayout(NamedTuple):
@@ -103,17 +104,17 @@ class TableLayout(NamedTuple):
     width: float
     height: float
     columns: Sequence[tuple[float, float]]
-    """Left edge and width of each column: a wide picture has a wide one."""
+    """Left edge and width of each column. A column of wide tiles is wide."""
     top: float
     """The upper edge of the first row of tiles."""
     tile_height: float
     step: float
-    """From the top of a tile to that of the one below."""
+    """From the upper edge of a tile to that of the tile below."""
     note: Sequence[str]
-    """Its lines."""
+    """The lines of the table's note."""
 
     def cell(self, row: int, column: int) -> Cell:
-        """Where a tile lies, by its row and column from 0."""
+        """The rectangle of a tile, by its row and column from 0."""
         left, width = self.columns[column]
         return Cell(left, self.top + row * self.step, width, self.tile_height)
 
@@ -122,9 +123,9 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     """Choose the size of the tiles and of the figure.
 
     Args:
-        table: with at least one row and one tile.
-        width: of the figure in centimetres; None enlarges small tiles by a whole factor
-            until they can be seen, and shrinks large ones.
+        table: it has at least one row and one tile.
+        width: width of the figure in centimetres. None enlarges small tiles by a whole
+            factor until they can be seen, and shrinks large ones.
 
     Raises:
         UsageError: the columns have no room in this width.
@@ -132,8 +133,9 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
     first_column = _left_edge(table)
     right = _MARGIN + (_BAR_ROOM if table.scale is not None else 0)
     aspects = _aspects(table)
-    # Columns are as wide as their tiles at one height, so that no cell is mostly white;
-    # but the widest leave some room for the others.
+    # All tiles have one height, and each column is as wide as its tiles, so that no cell
+    # is mostly white; but very wide and very narrow columns are brought nearer to the
+    # middle.
     middle = geometric_mean(aspects)
     shares = [min(max(aspect, middle / 2), 2 * middle) for aspect in aspects]
     tile_height = _natural_height(table, aspects)
@@ -157,8 +159,8 @@ def lay_out(table: TileTable, width: float | None = None) -> TableLayout:
 
 
 def _left_edge(table: TileTable) -> float:
-    """Inches from the left edge of the paper to the first column: the names of rows and
-    blocks stand there."""
+    """Inches from the left edge of the paper to the first column: room for the names of
+    rows and blocks."""
     ruler = Canvas(1, 1)
     labels = max(ruler.width(row.label, _LETTERS) for row in table.rows)
     left = _MARGIN
@@ -170,8 +172,7 @@ def _left_edge(table: TileTable) -> float:
 
 
 def _upper_edge(table: TileTable) -> float:
-    """Inches from the upper edge of the paper to the first row: title and heads stand
-    there."""
+    """Inches from the upper edge of the paper to the first row: room for title and heads."""
     top = _MARGIN
     if table.title:
         top += _TITLE
@@ -181,18 +182,18 @@ def _upper_edge(table: TileTable) -> float:
 
 
 def _whole_pixels(inches: float) -> float:
-    """Inches rounded up to a whole pixel at DPI: from within a pixel on, the squares of
-    a tile would be of two sizes."""
+    """Inches rounded up to a whole pixel at DPI. In a tile that begins inside a pixel, some
+    squares would be drawn larger than others."""
     return ceil(inches * DPI) / DPI
 
 
 def _free_width(width: float, taken: float, columns: int) -> float:
-    """Inches for the tiles of a row together.
+    """Inches that are left for all tiles of a row together.
 
     Args:
-        width: of the figure, in centimetres.
-        taken: inches on both sides of the columns.
-        columns: how many there are.
+        width: width of the figure in centimetres.
+        taken: inches that are not for columns, on their left and right.
+        columns: number of columns.
 
     Raises:
         UsageError: the columns would be too narrow.
@@ -207,7 +208,7 @@ def _free_width(width: float, taken: float, columns: int) -> float:
 
 
 def _note_lines(note: str, width: float) -> list[str]:
-    """A note, broken between words into lines of this width at most."""
+    """A note, broken between words into lines of `width` inches at most."""
     ruler = Canvas(1, 1)
     lines: list[str] = []
     for word in note.split():
@@ -219,9 +220,9 @@ def _note_lines(note: str, width: float) -> list[str]:
 
 
 def _aspects(table: TileTable) -> list[float]:
-    """Width divided by height of the tallest tile of each column. Strips of numbers, or
-    of many slices, count only where no column has anything else. A column without a tile
-    that counts is as the tallest tile of all."""
+    """Width divided by height of the tallest tile in each column. Strips (of numbers, or
+    of many slices) count only if all tiles are strips. A column without a tile that counts
+    gets the proportions of the tallest tile of all columns."""
     columns = []
     for tiles in zip(*[row.tiles for row in table.rows], strict=True):
         columns.append(
@@ -235,14 +236,14 @@ def _aspects(table: TileTable) -> list[float]:
 
 
 def _natural_height(table: TileTable, aspects: Sequence[float]) -> float:
-    """Inches that a tile is high where no width is asked for: the widest map gets
-    between _SMALLEST_CELL and _LARGEST_CELL pixels. What the model saw may be many times
-    as large as maps, and does not count.
+    """The height of a tile in inches if no width is asked for: the widest map becomes
+    between _SMALLEST_CELL and _LARGEST_CELL pixels wide. The pictures of the input do not
+    count, since they may be many times as large as maps.
 
     Args:
         aspects: width divided by height of each column.
     """
-    # What the model saw stands in the first row; of a single row it is the first tile.
+    # the input is the first row, or, in a table of one row, the first tile
     first = 1 if len(table.rows) == 1 else 0
     heights: list[float] = []
     widest = 0
@@ -266,12 +267,12 @@ def draw_table(table: TileTable, layout: TableLayout, dpi: int = DPI) -> Canvas:
     """Draw a figure in pixels.
 
     Args:
-        layout: of this table, or of another of the same rows and columns, as the first
-            frame of an animation.
+        layout: the layout of this table, or of another table with as many rows and
+            columns: all frames of an animation have the layout of the first one.
         dpi: pixels in an inch.
 
     Raises:
-        UsageError: it would be too large.
+        UsageError: the figure would be too large.
     """
     hint = "fewer --channels, --images or --layers, or a smaller --dpi"
     canvas = checked_canvas(layout.height, layout.width, hint, dpi)
@@ -296,7 +297,7 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     cells = [layout.cell(0, column) for column in range(len(table.heads))]
     letters = _LETTERS
     for head, cell in zip(table.heads, cells, strict=True):
-        # all heads have letters of one size
+        # if one head is too long, all get small letters
         if canvas.width(head, _LETTERS) > cell.width:
             letters = _SMALL
     for head, cell in zip(table.heads, cells, strict=True):
@@ -308,7 +309,7 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
     left, _ = layout.columns[0]
     y = layout.height - (len(layout.note) - 0.5) * _CAPTION
     for line in layout.note:
-        # letters of another resolution may be wider by a hair: the margin has room
+        # at another resolution, letters may be a little wider: the margin has room
         canvas.write(line, left, y, _SMALL, max_width=layout.width - left)
         y += _CAPTION
     if table.scale is not None:
@@ -316,7 +317,7 @@ def _draw(canvas: Canvas, table: TileTable, layout: TableLayout) -> None:
 
 
 def _draw_scale(canvas: Canvas, scale: ColorScale, layout: TableLayout) -> None:
-    """Draw the colour bar on the right of all tiles, with what its values are."""
+    """Draw the colour bar on the right of all tiles, and its title."""
     x = layout.width - _BAR_ROOM
     height = layout.height - _MARGIN - layout.top
     bar = Cell(x, layout.top, _BAR, height)
@@ -326,11 +327,11 @@ def _draw_scale(canvas: Canvas, scale: ColorScale, layout: TableLayout) -> None:
 
 
 def _draw_row(canvas: Canvas, row: TableRow, layout: TableLayout, number: int) -> None:
-    """Draw the label of a row, and its tiles with their captions. A tile fills its cell
-    in one direction.
+    """Draw the label of a row, and its tiles with their captions. Each tile is as large as
+    fits into its cell.
 
     Args:
-        number: of the row, from 0.
+        number: number of the row, from 0.
     """
     first = layout.cell(number, 0)
     middle = first.top + first.height / 2
@@ -339,7 +340,7 @@ def _draw_row(canvas: Canvas, row: TableRow, layout: TableLayout, number: int) -
         if tile is None:
             continue
         cell = layout.cell(number, column)
-        fitting, share = cell.fitted(tile)
+        fitting, share = cell.fit(tile)
         canvas.paste(tile, fitting, smooth=share * canvas.dpi < 1)
         if row.numbers and share * DPI < 1:
             _redraw_number(canvas, tile, row.numbers[column], fitting)
@@ -350,14 +351,14 @@ def _draw_row(canvas: Canvas, row: TableRow, layout: TableLayout, number: int) -
 
 
 def _redraw_number(canvas: Canvas, tile: Bytes, number: str, cell: Cell) -> None:
-    """Draw the number in the corner of a tile that was made smaller again, in the size
-    that it has in the run's picture, in which it can be read; nothing where the tile has
-    no number, or is too small for it.
+    """Draw the channel's number over the corner of a tile that was made smaller, in the
+    size that it has in the run's picture, so that it can be read. Nothing is drawn if the
+    tile has no number, or is too small for it.
 
     Args:
         tile: uint8 [h, w, 3], as it was cut from the run's picture.
-        number: the one that may be there.
-        cell: where the tile lies, in inches.
+        number: the number that may be in the tile's corner.
+        cell: the tile's rectangle, in inches.
     """
     ink = grid.glyphs(number)
     height, width = ink.shape
@@ -365,7 +366,8 @@ def _redraw_number(canvas: Canvas, tile: Bytes, number: str, cell: Cell) -> None
     fits = min(cell.width / width, cell.height / height) * DPI >= 1
     if corner.shape[:2] != ink.shape or not fits:
         return
-    # a run without --labels has values of the map there, not two colours
+    # in a run without --labels, the corner shows values of the map, not two colours in
+    # the shape of digits
     colors = [np.unique(corner[pixels], axis=0) for pixels in (ink, ~ink)]
     if len(colors[0]) == len(colors[1]) == 1 and (colors[0] != colors[1]).any():
         canvas.paste(corner, Cell(cell.left, cell.top, width / DPI, height / DPI))

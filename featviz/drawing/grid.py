@@ -1,6 +1,6 @@
-"""From tiles to one picture, in make_grid's arrangement, row of tiles by row of tiles,
-and what is written on it: channel numbers, how many share a tile, marks on constant
-maps."""
+"""From tiles to one picture, in the arrangement of torchvision's `make_grid`, one row of
+tiles after the other; and what is written on it: channel numbers, how many channels
+share a tile, marks on constant maps."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from featviz.records import FORMATS, Bytes, GridPlan, Tiles
 from featviz.text import by
 
 MAX_PIXELS = 178_956_970
-"""Pillow refuses to open larger pictures without a word from the user."""
+"""Pillow refuses to open larger pictures by default."""
 PIECE_BYTES = 2**19
 """About how many bytes of a picture are made at a time: they stay in a core's cache."""
 STRIP_WIDTH = 1024
-"""Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
+"""Pixels of an enlarged strip's width at most, if each number has at least one pixel."""
 _STRIP_RATIO = 8
 """How many times as wide as high a strip is at most."""
 _ALONE = 224
-"""Pixels that the longer side of a tile without neighbours should have at least."""
+"""Pixels of the longer side of a tile without neighbours, at least."""
 NONE = 0
 """The mark on an ordinary map: none."""
 ZERO = 1
@@ -38,17 +38,17 @@ CONSTANT = 2
 SMALLEST = 5
 """Pixels below which a tile has no room for a mark."""
 _STROKE = 48
-"""Pixels of the tile's longer side for each pixel that a mark's line is wide; it is 1
-at least."""
+"""A mark's line is one pixel wide for so many pixels of the tile's longer side, and at
+least 1 pixel."""
 
 
 class Label(NamedTuple):
     """What is written on a tile."""
 
     corner: str = ""
-    """At its upper left: the channel's number."""
+    """The text at the tile's upper left: the channel's number."""
     shared_by: str = ""
-    """At its lower right: how many channels share it."""
+    """The text at the tile's lower right: how many channels share the tile."""
 
 
 @lru_cache(1024)
@@ -63,14 +63,14 @@ def plan(
     narrower picture, and a single map gets no padding.
 
     Args:
-        shape: [C, S, H, W] of the maps: S of them side by side for each channel.
-        options: without a `scale`, tiles are enlarged until their longer side has
-            `min_tile` pixels; without an `nrow` (tiles in a row), the picture is about
-            square.
-        strip: the maps are numbers of a vector: one row, unless `nrow` says otherwise,
-            without padding.
-        alone: the tile has no neighbours: without a `scale` it becomes as large as a
-            picture.
+        shape: [C, S, H, W]: S maps of H × W for each of C channels.
+        options: if `scale` is None, tiles are enlarged until their longer side has
+            `min_tile` pixels; if `nrow` (tiles in a row) is None, the picture becomes
+            about square.
+        strip: whether the maps are single numbers: they are drawn in one row, unless
+            `nrow` says otherwise, without padding.
+        alone: whether the tile has no neighbours: if `scale` is None, it is enlarged to
+            the size of a picture.
 
     Raises:
         LayoutError: the picture is larger than its format can hold.
@@ -79,7 +79,7 @@ def plan(
     count = channels * slices
     columns = min(options.nrow or count, count)
     min_side = max(options.min_tile, _ALONE) if alone else options.min_tile
-    # the smallest whole factor with which the longer side is long enough; `-(-a // b)`
+    # the smallest whole factor that makes the longer side long enough; `-(-a // b)`
     # divides and rounds up
     factor = options.scale or max(1, -(-min_side // max(height, width)))
     scale = (factor, factor)
@@ -89,7 +89,7 @@ def plan(
         if not options.scale:
             scale = _strip_scale(height, columns, options.min_tile)
     elif options.nrow is None:
-        # a channel's slices stay side by side, so the square is one of channels
+        # a channel's slices stay side by side, so whole channels are laid out
         tile_height = height * factor + padding
         tile_width = (width * factor + padding) * slices
         columns = square(channels, tile_height, tile_width) * slices
@@ -103,7 +103,7 @@ def plan(
 
 
 def _check_size(plan: GridPlan, format: str) -> None:
-    """Refuse a picture that is larger than its format can hold, with LayoutError."""
+    """Raise LayoutError for a picture that is larger than its format can hold."""
     largest = FORMATS[format].largest
     if max(plan.height, plan.width) > largest:
         size = by((plan.width, plan.height))
@@ -113,13 +113,13 @@ def _check_size(plan: GridPlan, format: str) -> None:
 
 
 def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
-    """Factors down and across of a strip: it is at most STRIP_WIDTH wide, if that leaves
-    a pixel for each number, and not so low that it is a line.
+    """The factors, down and across, by which a strip is enlarged. The strip becomes at
+    most STRIP_WIDTH wide, if each number can have a pixel, and not too low to be seen.
 
     Args:
         height: rows of a tile; a vector has 1.
         columns: numbers beside each other.
-        min_tile: pixels that a number takes across at most, and down at least.
+        min_tile: pixels of a number's width at most, and of its height at least.
     """
     across = min(min_tile, max(1, STRIP_WIDTH // columns))
     down = max(min_tile, min(columns * across, STRIP_WIDTH) // _STRIP_RATIO)
@@ -127,14 +127,14 @@ def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
 
 
 def square(count: int, height: int, width: int) -> int:
-    """In how many columns tiles make the picture whose longer side is shortest; of
-    equals, the widest.
+    """The number of columns that makes a picture about square: its longer side is as
+    short as possible. Of equally good numbers, the largest.
 
     Args:
-        count: of the tiles.
-        height, width: what each takes with its padding, in any unit.
+        count: number of tiles.
+        height, width: size of a tile with its padding, in any unit.
     """
-    # from the widest on, since `min` takes the first of equals
+    # the largest first, since `min` takes the first of equals
     return min(
         range(count, 0, -1),
         key=lambda columns: max(columns * width, -(-count // columns) * height),
@@ -153,10 +153,10 @@ def strips(
 
     Args:
         tiles: levels uint8 [N, h, w], or RGB [N, h, w, 3], before they are enlarged.
-        colors: for the padding and the ink.
-        labels: what is written on tiles, by their numbers, once they are enlarged.
-        marks: what is drawn across each tile before its label is written, uint8 [N]:
-            NONE, ZERO or CONSTANT.
+        colors: levels of the padding and of the letters.
+        labels: labels by number of the tile, written on the enlarged tiles.
+        marks: the mark on each tile, uint8 [N]: NONE, ZERO or CONSTANT. It is drawn
+            before the label.
 
     Yields:
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
@@ -165,8 +165,8 @@ def strips(
 
     depth = prod(tiles.shape[3:])  # 1 for levels
     row_height = plan.tile[0] + plan.padding
-    # A picture may have 100 MB, a core's cache one: pieces of rows of tiles are laid,
-    # filtered and compressed while they are in it.
+    # A picture may have 100 MB, but a core's cache only one. So a piece of a few rows of
+    # tiles is made, filtered and compressed before the next one.
     rows_at_a_time = max(1, PIECE_BYTES // (plan.width * depth * row_height))
     rows_at_a_time = min(plan.rows, rows_at_a_time)
     step = rows_at_a_time * plan.columns
@@ -177,7 +177,7 @@ def strips(
     for first in range(0, plan.tile_count, step):
         levels = for_loops(tiles[first : first + step])
         count = len(levels)
-        # the last piece may have fewer tiles, and shows none of the piece before
+        # the last piece may have fewer tiles: those of the piece before are erased
         if count < step:
             piece[:] = colors.pad
         rows = levels.reshape(count, plan.map_size[0], -1)
@@ -194,7 +194,7 @@ def strips(
 
 
 def _enlarged(pixels: Bytes, plan: GridPlan) -> Bytes:
-    """The tiles in a piece of a picture, a view [rows, columns, h, w, depth].
+    """The enlarged tiles in a piece of a picture, a view [rows, columns, h, w, depth].
 
     Args:
         pixels: uint8 [rows, depth · width]: whole rows of tiles, each with the padding
@@ -219,8 +219,8 @@ def draw_marks(tiles: Bytes, marks: Bytes, colors: Palette) -> None:
     for mark in (ZERO, CONSTANT):
         numbers = (marks == mark).nonzero()[0]
         rows, columns = np.divmod(numbers[:, None], tiles.shape[1])
-        # A marked map is constant: its first pixel is what the mark is drawn on, and
-        # half of all levels away it is seen on any.
+        # A marked map is constant, so its first pixel is its colour. Ink that is half of
+        # all levels away can be seen on any colour.
         backgrounds = tiles[rows, columns, 0, 0, :1].astype(int)
         inks = (backgrounds + colors.levels // 2) % colors.levels
         y, x = mark_shapes(size)[mark - 1].nonzero()
@@ -246,7 +246,7 @@ def write_label(tile: Bytes, label: Label, colors: Palette) -> None:
         letters = lettering(label.shared_by, colors.light, colors.dark)
         top = height - letters.shape[0]
         left = width - letters.shape[1]
-        # it may not lie on the channel's number
+        # it must not cover the channel's number
         is_free = top >= taken_lines or left >= taken_columns
         if is_free and top >= 0 and left >= 0:
             tile[top:, left:] = letters
@@ -254,15 +254,15 @@ def write_label(tile: Bytes, label: Label, colors: Palette) -> None:
 
 @lru_cache(4096)
 def lettering(text: str, light: int, dark: int) -> Bytes:
-    """A text as pixels, uint8 [height, width, 1]: ink of the level `light` on a ground
+    """A text as pixels, uint8 [height, width, 1]: letters of the level `light` on a ground
     of the level `dark`."""
     return np.where(glyphs(text), light, dark).astype(np.uint8)[..., None]
 
 
 def glyphs(text: str) -> np.ndarray:
-    """The ink of a text in Pillow's bitmap font, bool [height, width], with a pixel of
-    ground on each side. (Digits fill rows 2 to 8 of the font's 11, and the last column
-    of a letter is empty.)"""
+    """The pixels of a text's letters in Pillow's bitmap font, bool [height, width], with
+    a margin of a pixel on each side. (Digits fill rows 2 to 8 of the font's 11, and the
+    last column of a letter is empty.)"""
     mask = ImageFont.load_default_imagefont().getmask(text, mode="1")
     ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
     return np.pad(ink[1:10], ((0, 0), (1, 0)))
@@ -270,8 +270,8 @@ def glyphs(text: str) -> np.ndarray:
 
 @lru_cache(64)
 def mark_shapes(size: tuple[int, int]) -> np.ndarray:
-    """The pixels of both marks, bool [2, height, width]: first ZERO, both diagonals, then
-    CONSTANT, the diagonal that rises. All are False where a tile has no room for a mark.
+    """The pixels of both marks, bool [2, height, width]: ZERO is both diagonals, CONSTANT
+    the rising one. All pixels are False if the tile has no room for a mark.
 
     Args:
         size: height and width of the tile, enlarged.

@@ -33,9 +33,10 @@ DRAW = KernelOptions().draw
 """How kernels are drawn unless the user says otherwise."""
 
 AUTO_PIXELS = 2**26
-"""Pixels of a picture at most under `--scale auto`."""
+"""Pixels of a picture at most with `--scale auto`."""
 AUTO_SIDE = 480
-"""Pixels of its longer side at least: sixteen kernels of 3×3 would else take 142."""
+"""Pixels of a picture's longer side at least with `--scale auto`. Without this, sixteen
+kernels of 3×3 would make a picture of 142 pixels."""
 
 _TRANSPOSED = "_ConvTransposeNd"
 """The class of torch's transposed convolutions."""
@@ -43,41 +44,41 @@ _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
 """Classes of modules with kernels; all of torch's convolutions are `_ConvNd`."""
 
 _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
-"""Hooks that set the effective weight before each forward pass; until then it may be
-stale."""
+"""Hooks that compute a module's `weight` before each forward pass. Before their first
+call, `weight` may be out of date."""
 
 
 class Filters(NamedTuple):
-    """The kernels of a convolution by output channel, which is the channel of the maps
-    that they make."""
+    """The kernels of a convolution, by output channel."""
 
     kernels: Tensor
-    """float32 [output channels, input channels in a group, time, height, width], where
-    time and height are 1 if the kernel has none."""
+    """float32 [output channels, input channels of a group, time, height, width]. Time and
+    height are 1 if the kernel does not have them."""
     weight_shape: list[int]
     """The shape of the module's weight."""
     groups: int
-    """Channels are divided among so many convolutions."""
+    """Number of groups, as `groups` of torch's convolutions."""
     transposed: bool
     """Whether the module is a transposed convolution."""
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether a module, or what an exported one stands for, has kernels."""
+    """Whether a module has kernels. In an exported model, the class that the module had
+    before the export counts."""
     return not _CONVOLUTIONS.isdisjoint(class_names(module))
 
 
 def read_filters(module: nn.Module) -> Filters:
-    """The kernels of a module in eval mode as its next forward pass would use them:
-    parametrized, normalised, pruned. The module's own copy of a weight that is set before
-    each pass is brought up to date.
+    """The kernels of a module as its next forward pass in eval mode would use them:
+    parametrized, normalised, pruned. If a hook computes `module.weight` before each pass,
+    it is computed now.
 
-    Channel i is output channel i of the module's feature maps. A convolution's kernels
-    are correlated with its input, a transposed one's are stamped on its output.
+    Channel i is output channel i of the module's feature maps. A convolution correlates
+    its kernels with its input; a transposed convolution stamps them on its output.
 
     Raises:
-        LayoutError: the module is no convolution, or its weight has no size yet, no
-            values, or none that are real.
+        LayoutError: the module is not a convolution; or its weight has no size yet, no
+            values, or values that are not real.
     """
     name = class_names(module)[0]
     if not is_convolution(module):
@@ -104,9 +105,9 @@ def read_filters(module: nn.Module) -> Filters:
 
 
 def _weight(module: nn.Module) -> Tensor:
-    """The weight of a module as the next forward pass would see it; LayoutError where
-    it has none."""
-    # pruning and old normalisations set `weight` just before each pass: do it now
+    """The weight of a module as the next forward pass would use it. LayoutError if the
+    module has no weight that is a tensor."""
+    # pruning and torch's older normalisations compute `weight` before each pass
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, _RECOMPUTED):
             hook(module, ())
@@ -119,8 +120,8 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 def _groups(module: nn.Module) -> int:
-    """The number of groups of a convolution; of an exported module only the call in its
-    graph has it. 1 where there is none."""
+    """The number of groups of a convolution. In an exported module, only the call in its
+    graph says it. 1 if nothing says it."""
     if type(module).__module__ != EXPORTED:
         return getattr(module, "groups", 1)
     graph: Any = module.graph
@@ -142,25 +143,25 @@ class FilterPicture(NamedTuple):
 
     picture: GridPicture
     description: str
-    """What a tile is, for people: `mean over 64 inputs`."""
+    """What a tile shows, for people: `mean over 64 inputs`."""
 
 
 def draw_filters(
     filters: Filters, options: DrawOptions, all_slices: bool = False
 ) -> FilterPicture:
-    """Draw a layer's kernels: a tile for each output channel, and for each time step of
-    kernels that have a time axis. A tile is RGB for three input channels without groups,
-    else the mean over the inputs.
+    """Draw a layer's kernels: a tile for each output channel and time step. A tile is RGB
+    if the convolution has three input channels and no groups, else the mean over the
+    input channels.
 
     Args:
-        options: without a `scale`, few kernels become large enough to be seen, and no
-            picture huge.
-        all_slices: a tile is one input's: a row is then an output channel, a column an
-            input.
+        options: if `scale` is None, it is chosen so that few kernels become large enough
+            to be seen, and many do not make a huge picture.
+        all_slices: whether each input channel gets a tile of its own: a row is then an
+            output channel, a column an input channel.
 
     Raises:
-        LayoutError: there are none of the channels that the options name, or the picture
-            is too large.
+        LayoutError: the layer has none of the channels that the options name, or the
+            picture is too large.
     """
     outputs, _, steps, height, width = filters.kernels.shape
     tiles = _tiles(filters, all_slices)
@@ -168,7 +169,7 @@ def draw_filters(
     if steps > 1:
         description += f", {steps} time steps a channel"
     slices = tiles.data.shape[1]
-    # of no channel at all, `draw_tiles` gives the reason
+    # if no channel is chosen, `draw_tiles` raises the error
     count = max(1, count_chosen(options.channels, outputs))
     shape = (count, slices, height, width)
     # the columns that a grid of these tiles would have
@@ -194,12 +195,12 @@ class _FilterTiles(NamedTuple):
     layout: str
     """`slices`, `rgb` or `mean`."""
     description: str
-    """As of `FilterPicture`."""
+    """See `FilterPicture.description`."""
 
 
 def _tiles(filters: Filters, all_slices: bool) -> _FilterTiles:
-    """Kernels as tiles: RGB, their mean over the inputs, or each input's own; see
-    `draw_filters`."""
+    """Kernels as tiles: RGB, the mean over the input channels, or a tile for each input
+    channel; see `draw_filters`."""
     kernels = filters.kernels
     inputs = kernels.shape[1]
     if inputs == 1 or all_slices:
@@ -207,7 +208,7 @@ def _tiles(filters: Filters, all_slices: bool) -> _FilterTiles:
         if inputs > 1:
             description += f", {inputs} inputs a channel"
         return _FilterTiles(kernels.flatten(1, 2)[:, :, None], "slices", description)
-    # inputs of a group are not the image's colours
+    # with groups, the three inputs are not the image's colours
     if inputs == 3 and filters.groups == 1:
         return _FilterTiles(kernels.transpose(1, 2), "rgb", "RGB of three inputs")
     mean = kernels.mean(1)[:, :, None]
@@ -215,28 +216,29 @@ def _tiles(filters: Filters, all_slices: bool) -> _FilterTiles:
 
 
 def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> int:
-    """The smallest whole factor, from `factor` on, with which a picture's longer side has
-    AUTO_SIDE pixels; a smaller one where the picture would have more than AUTO_PIXELS.
+    """A whole factor by which the tiles are enlarged: the smallest one, from `factor` on,
+    that makes the picture's longer side AUTO_SIDE pixels long. If the picture would have
+    more than AUTO_PIXELS, the factor is smaller.
 
     Args:
-        shape: as that of `grid.plan`.
-        factor: the least that the tiles need.
+        shape: see `grid.plan`.
+        factor: the factor at which a single tile is large enough.
     """
 
-    def enlarged(factor: int) -> GridPlan:
+    def plan(factor: int) -> GridPlan:
+        """The picture's plan, whose size also depends on padding and columns."""
         return grid.plan(shape, structs.replace(options, scale=factor))
 
-    # The plan knows what padding and columns make of a factor, so it is asked for each.
-    while max(enlarged(factor).height, enlarged(factor).width) < AUTO_SIDE:
+    while max(plan(factor).height, plan(factor).width) < AUTO_SIDE:
         factor += 1
-    while factor > 1 and enlarged(factor).pixels > AUTO_PIXELS:
+    while factor > 1 and plan(factor).pixels > AUTO_PIXELS:
         factor -= 1
     return factor
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
     """Show in TensorBoard the kernels of layers as `featviz kernels` draws them. Layers
-    of which there are none to draw are left out without a word."""
+    without kernels that can be drawn are left out silently."""
     modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():
@@ -247,8 +249,8 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
 def post_filters(
     board: Board, layer: Layer, filters: Filters, options: DrawOptions = DRAW
 ) -> None:
-    """Show a layer's kernels in TensorBoard, the first MOST_MAPS unless the options name
-    others, with a histogram of all weights."""
+    """Show a layer's kernels in TensorBoard, with a histogram of all weights. Unless the
+    options choose channels, only the first MOST_MAPS are drawn."""
     if options.channels is None:
         options = structs.replace(options, channels=f"first:{tensorboard.MOST_MAPS}")
     picture, _ = draw_filters(filters, options)

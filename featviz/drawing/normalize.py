@@ -20,15 +20,16 @@ class ScaleMode:
     """One mode of `--normalize`."""
 
     spelling: str
-    """`map`, `range:LO,HI`."""
+    """How a user types it: `map`, `range:LO,HI`."""
     description: str
-    """For help."""
+    """Text for help."""
     marks: tuple[tuple[int, str], ...] = ()
-    """Grey levels 0..255 of maps that are marked, and what the marks mean."""
+    """Entries of a picture's legend: grey levels 0..255, and what maps or values of this
+    grey are."""
     example: str = ""
-    """For the hint of an error; of modes with numbers."""
+    """For the hint of an error; empty for a mode without numbers."""
     within: tuple[float, float] = (-math.inf, math.inf)
-    """The least and the greatest number that the mode takes."""
+    """The smallest and the largest number that the mode takes."""
     shared: bool = True
     """Whether all maps of a layer have the same limits in one image."""
     clips: bool = True
@@ -90,8 +91,8 @@ MODES = {
         ),
     )
 }
-"""All modes by name, whose arithmetic is `values.limits`; legends, help texts and
-messages read this."""
+"""All modes, by name. `values.limits` has their arithmetic; legends, help texts and
+messages read this table."""
 
 
 class Scale(NamedTuple):
@@ -107,19 +108,20 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
     """Read a value of `--normalize`.
 
     Args:
-        text: a mode's spelling with numbers, `map`, `range:0,6`; or `auto`. That is a
-            scale with zero in the middle for gradients and for reductions whose values
-            have a sign, one from zero for other class activation maps, else `map`.
-        kind: of the capture, `saliency` or `kernel`; asked for `auto` alone.
-        reduce: how channels become one; None where they do not. Asked for `auto` alone.
+        text: a mode with its numbers, such as `map` or `range:0,6`; or `auto`. `auto`
+            puts zero in the middle for gradients and for reductions whose values have a
+            sign; it is `positive` for other class activation maps, and else `map`.
+        kind: kind of the capture; or `saliency` or `kernel`. Only `auto` depends on it.
+        reduce: how all channels become one map; None if they do not. Only `auto` depends
+            on it.
 
     Raises:
-        UsageError: no mode is spelt so, or its numbers are not finite, do not rise or
+        UsageError: there is no such mode; or its numbers are not finite, do not rise, or
             lie outside its bounds.
     """
     if text == "auto":
         text = _auto(kind, reduce)
-    # a mode with numbers has a colon, another has none
+    # a colon stands in a mode with numbers, and in no other
     name, _, tail = text.partition(":")
     mode = MODES.get(name)
     if mode is None or bool(tail) != (":" in mode.spelling):
@@ -128,7 +130,7 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
             f"--normalize {text!r} is no normalization mode",
             did_you_mean(text, spellings, f"give one of {', '.join(spellings)}"),
         )
-    # what is not a number has the wrong count of numbers
+    # a text that is not numbers leaves (), which `_are_limits` refuses
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(map(float, tail.split(",")))
@@ -146,8 +148,8 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
 
 
 def _are_limits(numbers: tuple[float, ...], mode: ScaleMode) -> bool:
-    """Whether a mode takes these numbers: as many as its spelling has, each greater than
-    the one before, finite and within its bounds."""
+    """Whether a mode takes these numbers: there are as many as its spelling has, they are
+    finite, rise, and lie within its bounds."""
     low, high = mode.within
     are_within = all(low <= x <= high and math.isfinite(x) for x in numbers)
     # equal ends would make all values one level
@@ -157,10 +159,10 @@ def _are_limits(numbers: tuple[float, ...], mode: ScaleMode) -> bool:
 
 
 def _auto(kind: str, reduce: str | None) -> str:
-    """The spelling that `auto` stands for; `kind` and `reduce` as of `parse_scale`."""
+    """The spelling for which `auto` stands. The arguments are those of `parse_scale`."""
     if reduce in SIGNED:
         return "symmetric"
-    # where a class activation map is dark there is no evidence
+    # zero, no evidence, is the dark end of a class activation map
     if reduce in CLASS_MAPS:
         return "positive"
     # saliency and kernels are not kinds of CaptureKind
@@ -170,8 +172,8 @@ def _auto(kind: str, reduce: str | None) -> str:
 
 
 def with_tables(text: str) -> str:
-    """A help text of `featviz.options` in which the tables stand for `{MODES}`,
-    `{LAYOUTS}` and `{WEIGHTS}`. They lie in folders that options may not import."""
+    """Replace `{MODES}`, `{LAYOUTS}` and `{WEIGHTS}` in a help text of `featviz.options` by
+    the names in these tables, which the folder `options` may not import."""
     modes = [f"{mode.spelling}: {mode.description}" for mode in MODES.values()]
     layouts = [f"{layout.name} {layout.shape}" for layout in CHOICES]
     text = text.replace("{MODES}", "; ".join(modes))

@@ -20,23 +20,23 @@ from featviz.text import printable
 
 _POINTS = 11
 _LINES_A_SIDE = 200
-"""Pixels of the picture's longer side for each pixel that a line is wide."""
+"""A line is one pixel wide for so many pixels of the picture's longer side."""
 _RADII_A_SIDE = 10
-"""How many radii of a ring the longer side is long."""
+"""The picture's longer side is so many radii of a ring long."""
 
 
 def with_boxes(
     pixels: Bytes, boxes: Sequence[Sequence[float]], labels: Sequence[str]
 ) -> Bytes:
-    """A picture with white boxes on it, and labels black on white. A box that lies
-    outside in part has its edge inside.
+    """A picture with white boxes drawn on it, and labels in black on white. If a box
+    reaches out of the picture, its edge is drawn at the picture's border.
 
     Args:
         pixels: uint8 [H, W, 3].
-        boxes: left, top, right and bottom of each in pixels. The first ones lie on top:
-            the most confident come first.
-        labels: what is written at the upper left corner of each, if the picture has
-            room for it; nothing where it is empty.
+        boxes: left, top, right and bottom of each box in pixels, the most confident
+            first: the first box lies on top.
+        labels: a text for the upper left corner of each box. It is left out if it is
+            empty, or the picture has no room for it.
 
     Returns:
         uint8 [H, W, 3].
@@ -49,7 +49,7 @@ def with_boxes(
     for box, label in reversed(list(zip(boxes, labels, strict=True))):
         x0, y0, x1, y1 = np.clip(np.round(box), 0, limits).astype(int).tolist()
         draw.rectangle((x0, y0, x1, y1), outline=BLACK, width=thick + 2)
-        # the light line lies inside the dark one, and is seen on any ground
+        # a light line inside a dark one can be seen on any picture
         if x1 - x0 > 2 and y1 - y0 > 2:
             inside = (x0 + 1, y0 + 1, x1 - 1, y1 - 1)
             draw.rectangle(inside, outline=WHITE, width=thick)
@@ -58,7 +58,7 @@ def with_boxes(
 
 
 def with_ring(pixels: Bytes, x: float, y: float) -> Bytes:
-    """A picture with a ring around a spot of it.
+    """A picture with a ring drawn around a spot.
 
     Args:
         pixels: uint8 [H, W, 3].
@@ -69,7 +69,7 @@ def with_ring(pixels: Bytes, x: float, y: float) -> Bytes:
     centre = (x * image.width, y * image.height)
     longest = max(image.size)
     radius = longest / _RADII_A_SIDE
-    # a sheet may show the picture at half of its size
+    # twice as wide as other lines: a sheet may show the picture at half of its size
     thick = max(1, round(2 * longest / _LINES_A_SIDE))
     draw.circle(centre, radius + thick, outline=BLACK, width=3 * thick)
     draw.circle(centre, radius, outline=WHITE, width=thick)
@@ -82,15 +82,15 @@ def _label(
     corner: tuple[int, int],
     size: tuple[int, int],
 ) -> None:
-    """Write a text above the upper edge of a box, or below it where there is no room;
-    nothing where the picture is narrower than the text, or lower than two lines.
+    """Write a text above the upper edge of a box, or below this edge if there is no room
+    above. A picture that is narrower than the text, or lower than two lines, gets none.
 
     Args:
-        draw: of the picture.
+        draw: draws on the picture.
         corner: left and top of the box, in pixels.
-        size: width and height of the picture.
+        size: width and height of the picture in pixels.
     """
-    # whole pixels: letters between two would be blurred
+    # whole pixels: letters between two pixels would be blurred
     width = ceil(text_width(text, _POINTS)) + 4
     height = line_height(_POINTS)
     if not text or width > size[0] or 2 * height > size[1]:
@@ -104,12 +104,12 @@ def _label(
 
 
 def with_outline(pixels: Bytes, mask: Integers) -> Bytes:
-    """A picture with the edge of a region on it, a white line on a black one.
+    """A picture with the edge of a region drawn on it, a white line on a black one.
 
     Args:
         pixels: uint8 [H, W, 3].
-        mask: which pixels belong to the region, bool or 0 and 1, [h, w] of any size: it
-            covers the whole picture.
+        mask: which pixels belong to the region, bool or 0 and 1, [h, w]. It is stretched
+            over the whole picture.
 
     Returns:
         uint8 [H, W, 3].
@@ -130,12 +130,12 @@ def with_outline(pixels: Bytes, mask: Integers) -> Bytes:
 
 
 def _edge(inside: Integers, thick: int) -> Integers:
-    """The pixels of a region that have one outside it nearby, bool [H, W]; the picture's
-    border is not an edge.
+    """The edge of a region, bool [H, W]: its pixels that are near a pixel outside the
+    region. The picture's border is not an edge.
 
     Args:
-        inside: bool [H, W].
-        thick: how near, in pixels.
+        inside: bool [H, W], the pixels of the region.
+        thick: distance in pixels that still is near.
     """
     # The edge is what the region loses when it is made thinner. Its outermost pixels are
     # repeated beyond the picture, so that the picture's border is no edge.

@@ -1,5 +1,5 @@
-"""Two pages of captioned tiles: a figure, which shows some maps with colour bars beside
-the input, and the page of `look`, which has a row of maps for each layer. Both count
+"""Two pages of captioned tiles: a figure, which shows the input and some maps with colour
+bars; and the page of `look`, which has a row of maps for each layer. All lengths are
 inches."""
 
 from __future__ import annotations
@@ -20,43 +20,46 @@ from featviz.records import REDUCTIONS, Bytes
 from featviz.text import counted, percent, printable
 
 _TITLE = 0.45
-"""Inches of the title's line."""
+"""Height of the title's line."""
 
 # A figure: maps beside the input, with colour bars
 
 FIRST = 16
 """Maps that a figure shows."""
 _SIDE = 1.7
-"""Inches of a tile's longer side; of many the input has twice as much."""
+"""Longer side of a tile in a figure of many tiles, in which the input is twice as large.
+"""
 _APART = 0.15
-"""Inches between tiles."""
+"""Distance of tiles."""
 _HEAD = 0.28
-"""Inches above a tile for its title."""
+"""Height above a tile for its title."""
 _BESIDE = 0.05
-"""Inches between a tile and its colour bar."""
+"""Distance of a tile and its colour bar."""
 _BAR = 0.08
-"""Inches of a colour bar's width."""
+"""Width of a colour bar."""
 _TICKS = 0.5
-"""Inches of the numbers beside a colour bar."""
+"""Width of the numbers beside a colour bar."""
 _TICK = 0.03
-"""Inches of a tick's length."""
+"""Length of a tick."""
 _LINE = 0.12
-"""Inches of a tick's number in height."""
+"""Height of a tick's number."""
 _ABOVE = 0.08
-"""Inches between a tile and its title."""
+"""Distance of a tile and its title."""
 _IN_A_ROW = 3
-"""Tiles that stand in one row with the input."""
+"""Up to so many tiles stand in one row with the input."""
 _TITLE_POINTS = 115
 """A title of n letters fits a line of i inches at 115 · i / n points."""
 _LONG = 8
-"""A tile that is this many times as long as it is wide is stretched to fill its cell."""
-# what a title says of a map's mark
+"""A tile whose longer side is at least so many times the shorter one is stretched to fill
+its cell."""
+# what a tile's title says of the map's mark
 _MARKED = {grid.NONE: "", grid.ZERO: " (all zero)", grid.CONSTANT: " (constant)"}
 
 
 def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
-    """The first maps of a picture in the colormap `cmap`, a tile for each channel with
-    its slices side by side; of a strip, and of reduced channels, the only one."""
+    """The first maps of a picture in the colormap `cmap`: a tile for each channel, with
+    its slices side by side. A strip of numbers, or a picture of all channels, is one tile.
+    """
     colors = colormap.ramp(cmap)
     palette = picture.palette
     slices = picture.plan.tile_count if picture.strip else picture.slices[0]
@@ -64,12 +67,12 @@ def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
     for number, title in enumerate(_figure_titles(picture)):
         first = number * slices
         pixels = picture.tiles[first : first + slices]
-        # tiles have limits of their own, or share them
+        # tiles have limits of their own, or all have one pair
         index = first if len(picture.limits.low) > 1 else 0
         ends = [picture.limits.low[index], picture.limits.high[index]]
         low, high = np.nan_to_num(ends)
         if pixels.ndim == 3:
-            # levels; a constant has the colour in the middle of its scale
+            # levels; a constant map gets the colour in the middle of the colormap
             shades = np.full(pixels.shape, 128)
             if high > low:
                 shades = pixels.astype(np.int64) * 256 // (palette.levels - 1)
@@ -83,7 +86,7 @@ def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
 
 
 def _figure_titles(picture: GridPicture) -> list[str]:
-    """What stands above each tile of a figure, at most FIRST."""
+    """The titles of a figure's tiles, at most FIRST."""
     if picture.strip:
         description = (
             "numbers" if picture.constant is None else "constant maps, a value each"
@@ -109,17 +112,18 @@ class FigureSize(NamedTuple):
     width: int
     """Pixels."""
     seen: Cell
-    """Where the input lies, in inches."""
+    """The rectangle of the input, in inches."""
     grid: TileGrid
-    """Where the tiles lie beside it, in inches."""
+    """Where the tiles lie, on the right of the input, in inches."""
 
 
 def figure_size(count: int, aspect: float = 1.0) -> FigureSize:
-    """The geometry of a figure of `count` tiles. Up to three stand in a row with the
-    input, all of one size; more are half as large as the input.
+    """The geometry of a figure. Up to three tiles stand in a row with the input, and are
+    as large; more tiles are half as large as the input.
 
     Args:
-        aspect: height by width of the tiles and of the input.
+        count: number of tiles.
+        aspect: height divided by width of the tiles and of the input.
     """
     columns = ceil(sqrt(count))
     length = _SIDE
@@ -152,12 +156,14 @@ def write_figure(
     """Write a figure as PNG to an open file.
 
     Args:
-        title: one line above all tiles; a long one gets small letters.
-        seen: what the model saw, uint8 [H, W, 1] or [H, W, 3]; it stands on the left.
-        tiles: at least one, beside it.
+        file: open for writing.
+        title: one line above all tiles; a long title gets small letters.
+        seen: what the model saw, with pixels uint8 [H, W, 1] or [H, W, 3]; it stands on
+            the left.
+        tiles: the tiles on the right, at least one.
         cmap: the name of the colormap of the colour bars.
-        text: what the file says of itself, by keyword.
-        aspect: as in `figure_size`.
+        text: texts about the figure that the file holds, by keyword.
+        aspect: see `figure_size`.
     """
     size = figure_size(len(tiles), aspect)
     canvas = Canvas(size.height, size.width)
@@ -166,7 +172,7 @@ def write_figure(
     title = printable(title)
     points = min(10.0, _TITLE_POINTS * width / max(len(title), 1))
     canvas.write(title, width / 2, _TITLE / 2, Letters(points), "middle")
-    # of one channel, grey is RGB with three equal numbers
+    # one channel becomes RGB with three equal numbers
     shape = (*seen.pixels.shape[:2], 3)
     seen = replace(seen, pixels=np.broadcast_to(seen.pixels, shape))
     _draw_tile(canvas, seen, size.seen, colors)
@@ -176,17 +182,17 @@ def write_figure(
 
 
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
-    """Draw a tile in the middle of a cell, its title above it, and on its right, if it
-    has limits, a colour bar in `colors` with the note beside it. Pixels are squares
-    where they are large enough to be seen."""
-    spot, share = cell.fitted(tile.pixels)
+    """Draw a tile in the middle of a cell, with its title above. If it has limits, a
+    colour bar in `colors` and the note stand on its right. Pixels that are large enough
+    to be seen stay sharp squares."""
+    spot, share = cell.fit(tile.pixels)
     rows, columns = tile.pixels.shape[:2]
-    # a strip of numbers would else be a line of a pixel
+    # in its proportions, a strip of numbers would be a line one pixel high
     if max(rows, columns) >= _LONG * min(rows, columns):
         spot = cell
     x, top, width, height = spot
     canvas.paste(tile.pixels, spot, smooth=share * DPI < 3)
-    # it may reach over the colour bar, but not into the factor of the bar's numbers
+    # the title may reach over the colour bar, but not into the factor of its numbers
     max_width = width + 2 * _APART
     if tile.limits is not None and ticks(*tile.limits).factor:
         max_width = width + 2 * _BESIDE
@@ -196,7 +202,7 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     if tile.limits is not None:
         bar = Cell(x + width + _BESIDE, top, _BAR, height)
         draw_color_bar(canvas, bar, tile.limits, colors)
-        # beside the numbers of the ticks
+        # on the right of the ticks' numbers
         x = bar.left + _BAR + _TICKS
         canvas.write(
             tile.note, x, top + height / 2, Letters(8), max_width=height, upright=True
@@ -206,11 +212,12 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
 def draw_color_bar(
     canvas: Canvas, bar: Cell, limits: tuple[float, float], colors: Bytes
 ) -> None:
-    """Draw an upright colour bar with ticks; above its left end stands the factor
-    of their numbers, if there is one.
+    """Draw an upright colour bar with ticks. If the ticks' numbers have a common factor,
+    it stands above the bar.
 
     Args:
-        limits: the values at its lower and its upper end.
+        bar: the rectangle of the bar.
+        limits: the values at the lower and the upper end.
         colors: uint8 [levels, 3], from the lower end on.
     """
     scale = ticks(*limits)
@@ -219,7 +226,7 @@ def draw_color_bar(
     canvas.frame(bar)
     right = bar.left + bar.width
     apart = bar.height / max(1, len(scale.values) - 1)
-    # on a low bar some ticks are left out, so that their numbers do not overlap
+    # a low bar has only every n-th tick, so that the numbers do not overlap
     step = max(1, ceil(_LINE / apart))
     for value, number in zip(scale.values[::step], scale.numbers[::step], strict=True):
         y = bar.top + bar.height * (high - value) / (high - low)
@@ -234,16 +241,17 @@ class Ticks(NamedTuple):
 
     values: list[float]
     numbers: list[str]
-    """What is written at each value."""
+    """The text at each value."""
     factor: str
-    """What all numbers are to be multiplied by or added to; empty for nothing."""
+    """`1e-5` or `+1e3`: what all numbers are multiplied by, or what is added to them; may
+    be empty."""
     limits: tuple[float, float]
-    """The ends of the bar; for a constant, half a unit below and above it."""
+    """The values at the ends of the bar. If the limits are equal, these are half a unit
+    below and above."""
 
 
 def ticks(low: float, high: float) -> Ticks:
-    """The ticks that matplotlib would put at an axis from `low` to `high`: at round
-    numbers."""
+    """The ticks that matplotlib puts on an axis from `low` to `high`, at round numbers."""
     if not high > low:
         low, high = low - 0.5, low + 0.5
     require_matplotlib()
@@ -251,7 +259,7 @@ def ticks(low: float, high: float) -> Ticks:
 
     formatter: Any = ScalarFormatter(useMathText=False)
     with sheet.matplotlib_lock:
-        # the formatter reads from its axis which numbers are to be told apart
+        # the formatter needs an axis: its range says how many digits tell numbers apart
         formatter.create_dummy_axis()
         values = [v for v in AutoLocator().tick_values(low, high) if low <= v <= high]
         formatter.axis.set_view_interval(low, high)
@@ -268,46 +276,46 @@ _RULE = (226, 229, 234)
 _SMALL = Letters(9, _SOFT)
 
 _MARGIN = 0.3
-"""Inches around the page."""
+"""Margin of the page."""
 _NAMES = 1.8
-"""Inches of the column of names."""
+"""Width of the column of names."""
 _TILE = 1.2
-"""Inches of a square tile's side."""
+"""Side of a square tile."""
 _GAP = 0.08
-"""Inches between tiles."""
+"""Distance of tiles."""
 _COLUMNS = 8
-"""Tiles of a row on one line; more go on below."""
+"""Tiles on one line at most; a row with more tiles has several lines."""
 _NUMBERS = 0.2
-"""Inches below a tile for its numbers."""
+"""Height below a tile for its numbers."""
 _BETWEEN = 0.14
-"""Inches between two rows."""
+"""Distance of rows."""
 _CAPTION = 0.25
-"""Inches of a caption above a picture."""
+"""Height of a caption above a picture."""
 _KEY = 0.4
-"""Inches of the key below."""
+"""Height of the key below all rows."""
 _LEADING = 0.18
-"""Inches from a line of text to the next."""
+"""Distance of lines of text."""
 _WIDEST_STEP = 0.5
-"""Inches from a bar of the prediction to the next at most."""
+"""Distance of the bars of a prediction at most."""
 _PICTURE = 2.2
-"""Inches of the height of the input's picture beside a prediction."""
+"""Height of the input's picture, if there is a prediction."""
 _ALONE = 3.0
-"""The same without a prediction."""
+"""Height of the input's picture, if there is no prediction."""
 _WIDEST_PICTURE = 4.2
 _NARROWEST_PAGE = 8.0
-"""Inches: the prediction has room."""
+"""Width of the page at least, so that the prediction has room."""
 _WIDTHS = (0.85, 1.55)
-"""Inches of the narrowest and the widest tile. Maps of other shapes have white around
-them."""
+"""Width of a tile, at least and at most. Maps of other shapes get white around them."""
 _HEIGHTS = (0.3, 1.55)
+"""Height of a tile, at least and at most, before few tiles are enlarged."""
 _TALLEST = 3.6
-"""Inches that a tile may be high where it grows because there are few."""
+"""Height of an enlarged tile at most."""
 _TOGETHER = 6.0
-"""Inches that a tile of each row may then be high, all rows together."""
+"""Height of the enlarged tiles of all rows together, at most."""
 _STRIP = 0.3
-"""Inches of the height of a strip of numbers."""
+"""Height of a strip of numbers."""
 _NAME_LETTERS = 18
-"""Letters of a line of a layer's name, of which there are at most `_NAME_LINES`."""
+"""Letters on one line of a layer's name, which has at most `_NAME_LINES` lines."""
 _NAME_LINES = 3
 
 
@@ -316,39 +324,40 @@ class PageRow(NamedTuple):
 
     name: str
     lines: Sequence[str]
-    """What is said of it below its name."""
+    """Lines of text below the name."""
     tiles: Sequence[Tile]
     strip: bool = False
-    """Whether its one tile is a strip of numbers, as wide as the row."""
+    """Whether the row has one tile, a strip of numbers, which is as wide as the row."""
 
 
 class PageBar(NamedTuple):
-    """One line of what the model made of the input."""
+    """One line of the model's prediction."""
 
     title: str
     share: float
-    """0..1, the length of its bar."""
+    """0..1, the length of the bar."""
     color: Bytes | None = None
-    """[3]: that of a region in the picture of the output; None for the page's own."""
+    """[3]: the colour of a region in the picture of the output; None for the page's own
+    colour."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """What stands on the page of `look`, or on that of `kernels`, which has neither
+    """The content of the page of `look`, or of the page of `kernels`, which has neither
     pictures nor bars."""
 
     title: str
     subtitle: str
     pictures: Sequence[Tile]
-    """The input, and the output where it is a picture."""
+    """The input, and the output if it is a picture."""
     bars: Sequence[PageBar]
     """The likeliest classes, the first boxes with their scores, or the largest regions.
     """
     remarks: Sequence[str]
-    """Lines that take the place of `bars` where there are none."""
+    """Lines of text, which are shown if there are no `bars`."""
     rows: Sequence[PageRow]
     key: str
-    """What the tiles and the numbers below them are."""
+    """A line that explains the tiles and the numbers below them."""
     cmap: str
     bars_title: str = "prediction"
     color_key_note: str = (
@@ -371,21 +380,24 @@ class _Layout:
     width: float
     height: float
     tile: _Size
-    """All tiles have one size, by the shape of most of the first ones."""
+    """The size of all tiles; see `_tile_size`."""
     picture: _Size
-    """The largest size of the input and of the output."""
+    """The size of the input's and the output's picture at most."""
     tops: list[float]
     """The upper edges of the rows."""
 
     @property
     def right(self) -> float:
-        """The right margin."""
+        """Where the right margin begins."""
         return self.width - _MARGIN
 
 
 def draw_page(page: Page) -> Bytes:
-    """The page of `look` or of `kernels`, uint8 [H, W, 3]; UsageError where it is too
-    large."""
+    """Draw the page of `look` or of `kernels`, uint8 [H, W, 3].
+
+    Raises:
+        UsageError: the page would be too large.
+    """
     layout = _lay_out(page)
     hint = "--maps shows fewer of each layer, and --layers takes fewer"
     canvas = sheet.checked_canvas(layout.height, layout.width, hint)
@@ -400,7 +412,7 @@ def draw_page(page: Page) -> Bytes:
         across = width + _GAP
         tiles = TileGrid(_COLUMNS, width, height, x, top, across, height + _NUMBERS)
         _draw_row(canvas, row, tiles)
-    # below: what the colours, the tiles and their numbers are
+    # the key, below all rows
     y = layout.height - _MARGIN
     soft = Letters(8, _SOFT)
     x = _MARGIN
@@ -413,14 +425,14 @@ def draw_page(page: Page) -> Bytes:
 
 
 def _lay_out(page: Page) -> _Layout:
-    """Choose the size of the tiles and of the page, and where its rows begin."""
+    """Choose the size of the tiles and of the page, and the upper edges of the rows."""
     tile = _tile_size(page)
     columns = _columns(page)
     width = 2 * _MARGIN + _NAMES + columns * (tile.width + _GAP) - _GAP
     width = max(width, _NARROWEST_PAGE)
     picture = _picture_size(page, width - 2 * _MARGIN)
     of_maps = [row for row in page.rows if not row.strip]
-    # no row of maps is lower than the longest label needs
+    # all rows of maps are at least as high as the highest label
     lowest = max([_row_height(row, tile, lines=1) for row in of_maps], default=0.0)
     top = _MARGIN + _TITLE + _CAPTION + picture.height + 2 * _BETWEEN
     tops = []
@@ -435,14 +447,13 @@ def _lay_out(page: Page) -> _Layout:
 
 
 def _columns(page: Page) -> int:
-    """How many tiles stand side by side at most."""
+    """How many tiles the longest line of tiles has."""
     return min(_COLUMNS, max(len(row.tiles) for row in page.rows))
 
 
 def _tile_size(page: Page) -> _Size:
-    """The size of all tiles, by the median shape of maps: most layers of a model have
-    maps of the input's shape, and others do not lead the median astray. Few tiles grow
-    until they fill the narrowest page."""
+    """The size of all tiles. They have the median proportions of the layers' maps: those
+    of the input, in most models. Few tiles are enlarged to fill the narrowest page."""
     shapes = [row.tiles[0].pixels.shape for row in page.rows if not row.strip]
     aspect = float(np.median([width / height for height, width, _ in shapes] or [1.0]))
     width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
@@ -455,9 +466,13 @@ def _tile_size(page: Page) -> _Size:
 
 
 def _picture_size(page: Page, width: float) -> _Size:
-    """The size of the input or the output at most, on a page of this width without its
-    margins. A prediction takes more room than remarks."""
-    # the caption above them takes no room either
+    """The size of the input's or the output's picture at most. Bars of a prediction leave
+    less room for it than remarks.
+
+    Args:
+        width: width of the page without its margins.
+    """
+    # the height of the captions is taken off again: without pictures there are none
     if not page.pictures:
         return _Size(0, -_CAPTION)
     share = 0.45 if page.bars else 0.65
@@ -469,11 +484,11 @@ def _picture_size(page: Page, width: float) -> _Size:
 
 
 def _row_height(row: PageRow, tile: _Size, lines: int) -> float:
-    """Inches from the top of a row to the numbers below its last line of tiles; at least
-    the height of its label.
+    """The height of a row without the numbers below its last line of tiles; at least the
+    height of its label.
 
     Args:
-        lines: of tiles.
+        lines: lines of tiles.
     """
     label_height = (len(_name_lines(row.name)) + len(row.lines)) * _LEADING
     if row.strip:
@@ -482,8 +497,8 @@ def _row_height(row: PageRow, tile: _Size, lines: int) -> float:
 
 
 def _name_lines(name: str) -> list[str]:
-    """A layer's name as lines, broken behind dots, slashes and underscores; of a very
-    long one the first line and the last."""
+    """A layer's name, broken into lines after dots, slashes and underscores. Of a very
+    long name, only the first and the last line are kept."""
     lines = [""]
     for part in re.findall(r"[^./_]*[./_]|[^./_]+", printable(name)):
         if lines[-1] and len(lines[-1] + part) > _NAME_LETTERS:
@@ -493,11 +508,10 @@ def _name_lines(name: str) -> list[str]:
 
 
 def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> None:
-    """Draw the top of the page: titles, pictures, bars or remarks, and a line below.
+    """Draw the top of the page: titles, pictures, bars or remarks, and a rule below.
 
     Args:
-        colors: the colormap, uint8 [levels, 3], from which the bars of the prediction
-            take one.
+        colors: the colormap, uint8 [levels, 3]; one of its colours is that of the bars.
     """
     y = _MARGIN + 0.1
     bold = Letters(15, INK, bold=True)
@@ -517,7 +531,7 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
         x += width + 0.3
     x = max(x, _MARGIN + _NAMES)
     if page.bars:
-        accent = colors[len(colors) * 2 // 5]  # seen on white
+        accent = colors[len(colors) * 2 // 5]  # not too bright for white paper
         canvas.write(page.bars_title, x, top + 0.08, _SMALL)
         _draw_prediction(canvas, page.bars, x, layout.right, accent)
     else:
@@ -531,19 +545,20 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
 def _draw_prediction(
     canvas: Canvas, bars: Sequence[PageBar], x: float, right: float, accent: Bytes
 ) -> None:
-    """Draw a bar for each class, box or region, whose full length is a share of 1.
+    """Draw a line for each class, box or region: its name, a bar, and its share as a
+    percentage. A bar of full length is a share of 1.
 
     Args:
         bars: at least one.
-        x, right: where names begin and shares end, in inches.
-        accent: uint8 [3], the colour of a bar without one.
+        x, right: left and right edge of the drawing, in inches.
+        accent: uint8 [3], the colour of a bar whose `color` is None.
     """
     top = _MARGIN + _TITLE
     names = [printable(bar.title) for bar in bars]
     widest = max(canvas.width(name, Letters(10, bold=True)) for name in names)
     column = min(widest, (right - x) * 0.45) + 0.15
     full = right - x - column - 0.7
-    # few bars stand together, not each in its half of the picture's height
+    # few bars stay close together instead of filling the picture's height
     step = min(_PICTURE / len(bars), _WIDEST_STEP)
     for number, (name, bar) in enumerate(zip(names, bars, strict=True)):
         y = top + _CAPTION + step * (number + 0.5)
@@ -588,8 +603,8 @@ def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:
-    """Width and height in inches of a picture that fills a rectangle of `width` and
-    `height` inches in one direction, cut to whole pixels of the page."""
+    """The size of a picture that is as large as fits into a rectangle of `width` and
+    `height` inches, cut to whole pixels of the page. Width and height in inches."""
     share = min(width / pixels.shape[1], height / pixels.shape[0])
     return _whole(pixels.shape[1] * share), _whole(pixels.shape[0] * share)
 
@@ -600,10 +615,10 @@ def _whole(inches: float) -> float:
 
 
 def _paste_squares(canvas: Canvas, pixels: Bytes, cell: Cell) -> None:
-    """Draw a picture whose pixels stay squares: it is enlarged by a whole factor, and
-    what is too much of it is reduced smoothly."""
-    # A factor that is not whole would make some pixels larger than others, which looks
-    # like a pattern in the map.
+    """Draw a picture so that its pixels stay squares of one size: it is enlarged by a
+    whole factor, to at least the cell's size, and then reduced smoothly to the cell."""
+    # Enlarged by a factor that is not whole, some pixels would be larger than others,
+    # which looks like a pattern in the map.
     factor = max(1, ceil(cell.width * DPI / pixels.shape[1] - 0.01))
     large = pixels.repeat(factor, 0).repeat(factor, 1)
     corner = cell._replace(left=_whole(cell.left), top=_whole(cell.top))

@@ -1,5 +1,6 @@
-"""One tile for each image of a layer, made of all places of all images together: three
-principal components as colours, or how like each place is to one of them."""
+"""Tiles that are computed from the places of all images of a layer together, one for each
+image: three principal components as colours, or how similar each place is to a chosen
+one."""
 
 from __future__ import annotations
 
@@ -27,20 +28,21 @@ from featviz.rundir.schema import Capture
 from featviz.text import layer_named, listed, quoted
 
 SIMILARITY_CMAP = "inferno"
-"""From the dark of what is unlike to a light that no picture has."""
+"""From dark for places that are not similar to a light colour that photos do not have."""
 _EVERY_PLACE = 2**31
-"""More places than a map has: none are joined to fewer."""
+"""More places than a map can have, so that no map is averaged down."""
 # numbers from 0 to 1.99: `parse_place` refuses those above 1
 _ADDRESS = re.compile(r"(.+)@([01]\.?|[01]?\.\d+),([01]\.?|[01]?\.\d+)")
 _NAMED = 12
-"""Images that a message names."""
+"""Images that a message names at most."""
 
 
 class ImageCapture(NamedTuple):
-    """A tensor of an image of a run."""
+    """A captured tensor of an image of a run."""
 
     image: ReadImage
     row: Capture
+    """The tensor in the image's manifest."""
 
 
 class Place(NamedTuple):
@@ -57,10 +59,10 @@ def parse_place(text: str) -> Place:
     """Read a spot of an image.
 
     Args:
-        text: `IMAGE@X,Y`, X and Y from 0 to 1; the name may hold `@`, too.
+        text: `IMAGE@X,Y` with X and Y from 0 to 1. The name may contain `@`, too.
 
     Raises:
-        UsageError: the text has another form, or X or Y is not in 0..1.
+        UsageError: the text has another form, or X or Y is above 1.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or max(float(match[2]), float(match[3])) > 1:
@@ -72,14 +74,14 @@ def parse_place(text: str) -> Place:
 
 
 def component_tiles(captures: Mapping[str, ImageCapture]) -> dict[str, Bytes]:
-    """Three principal components of all places of all images together as red, green and
-    blue: the same colour means the same in all images.
+    """Draw three principal components of the places as red, green and blue. They are
+    computed from all images together: a colour means the same in all of them.
 
     Args:
-        captures: a tensor of one layer, by the image's name.
+        captures: one tensor of the same layer for each image, by the image's name.
 
     Returns:
-        uint8 [h, w, 3] in the size of a tile of the layer, by the image's name.
+        uint8 [h, w, 3] in the size of the layer's tiles, by the image's name.
 
     Raises:
         UsageError: a grid does not hold the values of all channels.
@@ -99,23 +101,24 @@ def component_tiles(captures: Mapping[str, ImageCapture]) -> dict[str, Bytes]:
 def similarity_tiles(
     captures: Mapping[str, ImageCapture], place: Place
 ) -> dict[str, Bytes]:
-    """How like each place of all images is to one of them, over what the model saw: the
-    cosine of their vectors, from 0 or less (dark) to 1 (bright). A ring is around that
-    one.
+    """Draw how similar each place of all images is to one place: the cosine of their
+    vectors, from 0 or less (dark) to 1 (bright), laid over the input. A ring marks the
+    place.
 
     Args:
-        captures: a tensor of one layer, by the image's name.
+        captures: one tensor of the same layer for each image, by the image's name.
+        place: the place with which all others are compared.
 
     Returns:
         uint8 [h, w, 3] in the size of the input, by the image's name.
 
     Raises:
-        UsageError: a grid does not hold the values of all channels, or the images have
-            no such place.
+        UsageError: the place is of another image, or a grid does not hold the values of
+            all channels.
         DamagedError: a picture cannot be read.
     """
     tiles = {}
-    # one scale for all images and layers, so that equal colours are equal likeness
+    # one scale for all images and layers: equal colours are equal cosines
     for name, grid in similarities_to(captures, place).items():
         seen = captures[name].image.picture(INPUT_FILE).convert("RGB")
         levels = Image.fromarray(np.rint(255 * grid.clip(0, 1)).astype(np.uint8))
@@ -130,18 +133,20 @@ def similarity_tiles(
 def similarities_to(
     captures: Mapping[str, ImageCapture], place: Place
 ) -> dict[str, Floats]:
-    """The cosine of the vector of each place of all images to that of one place, -1..1
-    and 0 for a zero vector.
+    """The cosine of the angle between the vector of each place of all images and the vector
+    of one place.
 
     Args:
-        captures: a tensor of one layer, by the image's name.
+        captures: one tensor of the same layer for each image, by the image's name.
+        place: the place with which all others are compared.
 
     Returns:
-        float32 [h, w] in the size of the layer's maps, by the image's name.
+        float32 [h, w], -1..1, in the size of the layer's maps, by the image's name; 0 at
+        places with a vector of zeros.
 
     Raises:
-        UsageError: the place is of an image that is not among these, or a grid does not
-            hold the values of all channels.
+        UsageError: the place is of another image, or a grid does not hold the values of
+            all channels.
         DamagedError: a picture, or the statistics, cannot be read.
     """
     places_by_image = _places_by_image(captures)
@@ -174,7 +179,7 @@ def _places_by_image(captures: Mapping[str, ImageCapture]) -> dict[str, PlaceVec
         if place_vectors is None:
             reason = reason or "its picture does not show values"
             hint = "run without --reduce, --overlay and --channels, into PNG"
-            # no other run would help where the layer shows nothing of this image
+            # another run would not help: these values come from the image itself
             if row.constant is not None or row.nonfinite:
                 hint = "--images leaves the image out, --layers names another layer"
             layer = layer_named(quoted(row.label))
@@ -193,8 +198,15 @@ def _all_vectors(places_by_image: Mapping[str, PlaceVectors]) -> Floats:
 def _on_grids(
     places_by_image: Mapping[str, PlaceVectors], values: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Values of all places [N, ...], in the order of `_all_vectors`, as those of each
-    image [h, w, ...]."""
+    """Divide values of all places among the images.
+
+    Args:
+        places_by_image: the places of each image.
+        values: [N, ...], in the order of `_all_vectors`.
+
+    Returns:
+        The values of each image, [h, w, ...], by its name.
+    """
     grids = {}
     first = 0
     for name, place_vectors in places_by_image.items():

@@ -1,10 +1,10 @@
-"""What the grids of a run say when they are read back: the levels of each channel, and
-the vectors of places: what all channels say of one spot of an image.
+"""What can be read back from the grids of a run: the levels of each channel, and a vector
+for each place of an image, with the values of all channels there.
 
-A grid holds each channel at each place in eight bits, so a place is a vector of which
-each number is known to half a level. Places are alike if the angle between their
-vectors is small: their cosine is near 1. By the grids it is at most 0.010 off that of
-the tensors (stages of resnet18, a block of a ViT, 4,000 pairs each)."""
+A grid has eight bits for each value, so each number of a vector is known to half a
+level. Places are alike if the angle between their vectors is small, and its cosine near
+1. Cosines from grids differ by at most 0.010 from those of the tensors (stages of
+resnet18, a block of a ViT, 4,000 pairs each)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 
 MOST_SIDE = 32
-"""Places of the longer side of a map; a larger one is averaged down."""
+"""Places along the longer side of a map at most; a larger map is averaged down."""
 _SAMPLED = 1024
-"""Places from which axes are computed."""
+"""Vectors from which axes are computed, about."""
 _SURPLUS = 8
-"""Further directions that are guessed along, so that the last ones wanted are good."""
+"""How many more axes are computed than are wanted, since the last ones are the least
+exact."""
 _ROUNDS = 2
-"""How many times the guessed directions are multiplied with the vectors."""
+"""How many times the random directions are multiplied with the vectors."""
 
 
 # Levels
 
 
 def drawn_channels(row: Capture) -> list[int]:
-    """The channels that have a tile, in tile order. A picture with `reduce` is one of all
-    channels; of a single channel it shows that one."""
+    """The channels that have a tile, in tile order. A picture with `reduce` has one tile of
+    all channels: the result is right for it only if there is one channel."""
     return list(row.channels or range(row.maps))
 
 
@@ -43,49 +44,54 @@ class LevelScale(NamedTuple):
     low: np.ndarray
     """[channels]: the value of level 0."""
     step: np.ndarray
-    """[channels]: from a level to the next."""
+    """[channels]: the value of a level minus the value of the level before."""
 
 
 def level_scale(palette: Bytes | None, row: Capture, stats: Floats) -> LevelScale:
-    """The values behind a grid's levels: from the range that its row of the manifest
-    names, or else from the minimum and maximum of each channel. A channel without a
-    finite value has 0 for both.
+    """The values for which a grid's levels stand: from the range in the manifest's row, or,
+    without one, from the minimum and maximum of each channel.
 
     Args:
-        palette: of the picture; None for grey levels.
-        stats: [channels, 6] of all channels.
+        palette: palette of the picture; None for grey levels.
+        row: the manifest's row of the picture.
+        stats: [channels, 6], statistics of all channels.
+
+    Returns:
+        For the drawn channels. `low` and `step` are 0 for a channel without a finite
+        value.
     """
     channels = drawn_channels(row)
     if row.range is None:
         low, high = stats[channels, :2].astype(np.float64).T
     else:
-        # an end that is None is NaN
+        # an end of None becomes NaN, and then 0
         low, high = (np.full(len(channels), end, np.float64) for end in row.range)
     low = np.nan_to_num(low)
-    # of the 256 entries of a palette one is for padding, one for what is not finite
+    # in a palette of 256 entries, one is for padding, and one for NaN and infinity
     count = 256 if palette is None else 254
     return LevelScale(low, (np.nan_to_num(high) - low) / (count - 1))
 
 
 def is_readable(levels: Bytes, palette: Bytes | None, row: Capture) -> bool:
-    """Whether the pixels of a grid are levels, in tiles where the manifest says. Both are
-    files that somebody may have changed, or that another version wrote.
+    """Whether the pixels of a grid are levels, and its tiles are where the manifest says.
+    Somebody may have changed either file, or another version may have written it.
 
     Args:
-        levels: of the picture, uint8 [h, w].
-        palette: of the picture, [entries, 3]; None for grey levels.
+        levels: pixels of the picture, uint8 [h, w].
+        palette: palette of the picture, [entries, 3]; None for grey levels.
+        row: the manifest's row of the picture.
     """
     plan = row.plan
     if levels.shape != (plan.height, plan.width):
         return False
     if plan.tile_count != len(drawn_channels(row)) * row.slice_count:
         return False
-    # a palette of ours has magenta as its last entry, for what is not finite
+    # featviz writes palettes of 256 entries with magenta, for NaN and infinity, at the end
     if palette is not None and (
         len(palette) != 256 or (palette[-1] != colormap.MAGENTA).any()
     ):
         return False
-    # of constant maps with several slices a picture may show only some
+    # constant maps are drawn as their values, but only those of the first slice
     return row.constant is None or row.constant[0] == 1
 
 
@@ -93,14 +99,15 @@ def tiles_of(levels: Bytes, row: Capture) -> Bytes:
     """The tiles of a grid, uint8 [N, H, W] in the size of the maps.
 
     Args:
-        levels: of a grid that `is_readable`, uint8 [h, w], enlarged.
+        levels: pixels of a grid, uint8 [h, w], for which `is_readable` is true.
+        row: the manifest's row of the grid.
     """
     plan = row.plan
     height, width = plan.tile
     down, across = plan.scale
     padding = plan.padding
-    # Each slot is a tile with the padding below it and to its right, so that the whole
-    # grid is one reshape, and the tiles are read without a loop.
+    # A slot is a tile with the padding below it and to its right. The grid consists of
+    # equal slots, so one reshape takes all tiles out, without a loop.
     slots = levels[padding:, padding:].reshape(
         plan.rows, height + padding, plan.columns, width + padding
     )
@@ -119,7 +126,7 @@ class PlaceVectors(NamedTuple):
     size: tuple[int, int]
     """h and w: rows and columns of places."""
     factor: int
-    """How many rows, and columns, of the map are averaged into a place."""
+    """A place is the average of `factor` rows and `factor` columns of the map."""
 
 
 def is_map_of_image(row: Capture) -> bool:
@@ -129,11 +136,12 @@ def is_map_of_image(row: Capture) -> bool:
 
 
 def why_no_places(row: Capture, labelled: bool = False) -> str:
-    """Why a capture's grid does not hold the vectors of places, for people; empty where
-    it does.
+    """The reason why the vectors of places cannot be read from a capture's grid, for
+    people; empty if they can.
 
     Args:
-        labelled: whether numbers are written on its tiles.
+        row: the manifest's row of the capture.
+        labelled: whether numbers are written on the tiles.
     """
     if not is_map_of_image(row):
         return "its maps have no places of the image"
@@ -145,7 +153,7 @@ def why_no_places(row: Capture, labelled: bool = False) -> str:
         return f"its picture is one of all channels (--reduce {row.reduce})"
     if row.overlay is not None:
         return "its maps lie over the input (--overlay)"
-    # a cosine needs all coordinates of a place
+    # a cosine needs all numbers of a vector
     if len(row.drawn) < row.maps:
         return f"its grid has {len(row.drawn)} of {row.maps} channels"
     if row.slice_count > 1:
@@ -160,12 +168,12 @@ def why_no_places(row: Capture, labelled: bool = False) -> str:
 def read_places(
     image: ReadImage, row: Capture, stats: Floats, most_side: int = MOST_SIDE
 ) -> PlaceVectors | None:
-    """The vectors of an image's places; None where the picture does not show values.
+    """The vectors of an image's places; None if values cannot be read from the picture.
 
     Args:
-        row: one for which `why_no_places` is empty.
-        stats: [channels, 6].
-        most_side: places of the longer side at most; larger maps are averaged down.
+        row: the manifest's row of a capture for which `why_no_places` returns "".
+        stats: [channels, 6], statistics of all channels.
+        most_side: places along the longer side at most; larger maps are averaged down.
 
     Raises:
         DamagedError: the picture cannot be read.
@@ -180,7 +188,7 @@ def read_places(
     if factor > 1:
         tiles = _averaged(tiles, factor)
     scale = level_scale(palette, row, stats)
-    # each channel has a tile; by `--order` or `--channels` in another order
+    # each channel has a tile, but --order or --channels may have changed their order
     slots = np.argsort(row.drawn)
     maps = tiles.reshape(len(tiles), -1)[slots]
     vectors: Floats = maps.T.astype(np.float32, order="C")
@@ -190,16 +198,16 @@ def read_places(
 
 
 def _averaged(tiles: Bytes, factor: int) -> Floats:
-    """Maps [C, H, W] whose squares of `factor` pixels a side are averaged: float32 [C,
-    H / factor, W / factor], rounded up. Squares at the lower and right edge have fewer
-    pixels."""
+    """Average maps [C, H, W] over squares of `factor` × `factor` pixels: float32 [C, H /
+    factor, W / factor], with both sizes rounded up. Squares at the lower and right edge
+    may have fewer pixels."""
     count, height, width = tiles.shape
     rows = -(-height // factor)
     columns = -(-width // factor)
     margin = ((0, 0), (0, rows * factor - height), (0, columns * factor - width))
     # zeros beyond the edge add nothing to the sum
     squares = np.pad(tiles, margin).reshape(count, rows, factor, columns, factor)
-    # sums of 257 levels fit 16 bits, which are added in half the time
+    # the sum of up to 257 levels fits 16 bits, which are added in half the time
     small = np.uint16 if factor <= 257 else np.uint32
     sums = squares.sum(axis=2, dtype=small).sum(axis=3, dtype=np.uint32)
     heights = np.minimum(factor, height - factor * np.arange(rows))
@@ -209,34 +217,37 @@ def _averaged(tiles: Bytes, factor: int) -> Floats:
 
 
 def unit_vectors(vectors: Floats) -> Floats:
-    """Vectors [N, C] made 1 long; zeros stay zeros."""
+    """Vectors [N, C] scaled to length 1. A vector of zeros stays as it is."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     units: Floats = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return units
 
 
 def cosines(vectors: Floats, vector: Floats) -> Floats:
-    """How alike the vectors of places [N, C] are to one [C]: cosines [N], -1..1, and 0
-    with a vector of zeros."""
+    """The cosines [N], -1..1, of the angles between vectors [N, C] and one vector [C]; 0
+    if either is a vector of zeros."""
     alike: Floats = unit_vectors(vectors) @ unit_vectors(vector[None])[0]
     return alike
 
 
 def main_axes(vectors: Floats, count: int) -> Floats:
-    """The directions along which vectors are longest, the longest first: unit vectors,
-    float32 [count, C]. Of fewer vectors or channels there are fewer. They are computed
-    from about _SAMPLED of the vectors, evenly spread.
+    """The directions along which vectors are longest.
 
     Args:
-        vectors: [N, C]; their mean is not taken off.
+        vectors: [N, C]; their mean is not subtracted. Only about _SAMPLED of them count,
+            evenly spread.
+        count: number of directions; there are fewer if N or C is smaller.
+
+    Returns:
+        Unit vectors, float32 [count, C], the longest direction first.
     """
     step = -(-len(vectors) // _SAMPLED)
     sample = vectors[::step].astype(np.float64)
     count = min(count, *sample.shape)
-    # Subspace iteration (Halko, Martinsson and Tropp, arXiv 0909.4061): a random guess
-    # is multiplied with the vectors until it lies along their longest directions. The
-    # sample itself is never decomposed, which takes ten times as long: double precision
-    # bears two rounds without, and then a small matrix of products is enough.
+    # Subspace iteration (Halko, Martinsson and Tropp, arXiv 0909.4061): random directions
+    # are multiplied with the vectors until they lie along the longest ones. Then a small
+    # matrix is decomposed, since decomposing the sample takes ten times as long. Double
+    # precision is exact enough for two rounds in a row.
     axes = np.random.default_rng(0).normal(size=(sample.shape[1], count + _SURPLUS))
     for _ in range(_ROUNDS):
         axes = sample.T @ (sample @ axes)

@@ -9,10 +9,10 @@
             +------+ +------+
             caption  caption         and tiles some lines of text below
 
-A `TileGrid` says where tiles lie on a canvas. `Canvas` counts inches and has matplotlib's
-letters, which are smooth in every size and hold most scripts, and the ticks of colour
-bars. `PixelCanvas` counts pixels, and Pillow draws its letters: a line takes it a tenth
-of the time, which counts where there is a picture for each of a thousand channels."""
+A `TileGrid` says where tiles lie on a canvas. There are two canvases. `Canvas` counts
+inches; matplotlib draws its letters, which are smooth in every size and cover most
+scripts. `PixelCanvas` counts pixels; Pillow draws its letters in a tenth of the time,
+which counts for pictures of a thousand channels."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from featviz.records import Bytes
 from featviz.text import by, cut, printable
 
 DPI = 100
-"""Pixels in an inch, unless a figure asks for others."""
+"""Pixels in an inch by default."""
 _LONGEST_SIDE = 2**16 - 1
-"""Pixels; matplotlib writes on no longer paper."""
+"""Pixels of the longest side that matplotlib can draw."""
 
 Color = tuple[int, int, int]
 """Red, green and blue, 0..255."""
@@ -46,11 +46,11 @@ BLACK: Color = (0, 0, 0)
 INK: Color = (27, 33, 41)
 
 Anchor = Literal["middle", "above", "left", "right"]
-"""Where a text lies by its point: around it, centred above it, or to its left or right.
-"""
+"""Where a text lies from its point: around the point, centred above it, to its left, or
+to its right."""
 
 _LONGEST_TEXT = 300
-"""Letters of a text that are measured: a name from outside may have any number."""
+"""Letters of a text that are measured at most: a user's name may have any number."""
 matplotlib_lock = Lock()
 """matplotlib's font cache is not safe in several threads."""
 
@@ -63,11 +63,11 @@ class Tile:
     pixels: Bytes
     """uint8 [h, w, 3]."""
     limits: tuple[float, float] | None = None
-    """The values drawn darkest and brightest, for a colour bar; None for colours of no
-    value."""
+    """The values drawn darkest and brightest, for a colour bar; None if the colours do not
+    stand for values."""
     note: str = ""
-    """A second text, which is left out where there is no room for it; of a tile with a
-    colour bar what its values are."""
+    """A second text, which is left out if it has no room. Beside a colour bar, it says
+    what the values are."""
 
 
 class Cell(NamedTuple):
@@ -78,9 +78,9 @@ class Cell(NamedTuple):
     width: float
     height: float
 
-    def fitted(self, pixels: Bytes) -> tuple[Cell, float]:
-        """The largest rectangle for a picture [h, w, ...] in the middle of this one, and
-        the length of a pixel there."""
+    def fit(self, pixels: Bytes) -> tuple[Cell, float]:
+        """The largest rectangle with the proportions of a picture [h, w, ...] that fits
+        into the middle of this one, and the side of one of the picture's pixels there."""
         height, width = pixels.shape[:2]
         length = min(self.height / height, self.width / width)
         left = self.left + (self.width - width * length) / 2
@@ -95,15 +95,16 @@ class TileGrid(NamedTuple):
     width: float
     height: float
     left: float
-    """Where the first tile begins."""
+    """The left edge of the first tile."""
     top: float
+    """The upper edge of the first tile."""
     across: float
-    """From the left edge of a tile to that of its neighbour."""
+    """From the left edge of a tile to the left edge of the next one in the row."""
     down: float
-    """From the top of a tile to that of the one below."""
+    """From the upper edge of a tile to the upper edge of the one below."""
 
     def cell(self, number: int) -> Cell:
-        """Where a tile lies, by its number."""
+        """The rectangle of a tile, by its number from 0."""
         row, column = divmod(number, self.columns)
         left = self.left + column * self.across
         top = self.top + row * self.down
@@ -125,15 +126,15 @@ def checked_canvas(height: float, width: float, hint: str, dpi: int = DPI) -> Ca
     """White paper of a height and width in inches.
 
     Args:
-        hint: of the error, what makes a picture smaller.
+        hint: hint of the error: how the user gets a smaller picture.
         dpi: pixels in an inch.
 
     Raises:
-        UsageError: it would have more pixels than Pillow opens, or a longer side than
-            matplotlib draws.
+        UsageError: the paper would have more pixels than Pillow opens, or a longer side
+            than matplotlib draws.
     """
     size = round(height * dpi), round(width * dpi)
-    # refused before the memory is taken
+    # checked before the memory is taken
     if max(size) > _LONGEST_SIDE or size[0] * size[1] > MAX_PIXELS:
         pixels = f"{by(size[::-1])} pixels"
         message = f"the picture would have {pixels}, more than Pillow opens"
@@ -146,20 +147,20 @@ class _TextSize(NamedTuple):
 
     width: float
     height: float
-    """From its highest letter to its lowest one."""
+    """From the top of the highest letter to the bottom of the lowest one."""
     descent: float
-    """From its base down."""
+    """How far letters such as p reach below the line on which all letters stand."""
 
 
 class Canvas:
-    """White paper in inches, which are rounded to pixels. Inches are counted from its
-    upper left corner, to the right and down.
+    """White paper. Places on it are given in inches from its upper left corner, to the
+    right and down, and are rounded to pixels.
 
-    It talks to matplotlib's renderer: axes, of which a figure has 33, take twenty times
-    as long."""
+    The methods call matplotlib's renderer directly: a figure with 33 axes would take
+    twenty times as long."""
 
     def __init__(self, height: int, width: int, dpi: int = DPI) -> None:
-        """Take paper of a height and width in pixels, `dpi` of them to the inch."""
+        """Take paper of a height and width in pixels, with `dpi` pixels in an inch."""
         require_matplotlib()
         from matplotlib.backends import backend_agg
 
@@ -171,12 +172,12 @@ class Canvas:
 
     @property
     def pixels(self) -> Bytes:
-        """What is drawn, uint8 [height, width, 3]."""
+        """A copy of what is drawn so far, uint8 [height, width, 3]."""
         return np.ascontiguousarray(self._pixels[..., :3])
 
     def _spot(self, cell: Cell) -> Bytes:
-        """The pixels [h, w, 3] of a rectangle, at least one, to be painted."""
-        # both edges are rounded, not the width: rectangles that meet leave no gap
+        """The paper's pixels in a rectangle, a view [h, w, 3] with at least one pixel."""
+        # both edges are rounded, not the width: rectangles that touch leave no gap
         left = round(cell.left * self.dpi)
         top = round(cell.top * self.dpi)
         right = max(left + 1, round((cell.left + cell.width) * self.dpi))
@@ -194,8 +195,8 @@ class Canvas:
         spot[:, [0, -1]] = 0
 
     def paste(self, pixels: Bytes, cell: Cell, smooth: bool = False) -> None:
-        """Draw a picture [h, w, 3] over a rectangle, its pixels as they are unless
-        `smooth`."""
+        """Draw a picture [h, w, 3] so that it fills a rectangle. `smooth` blends
+        neighbouring pixels; else they stay sharp squares."""
         spot = self._spot(cell)
         method = Image.Resampling.HAMMING if smooth else Image.Resampling.NEAREST
         height, width = spot.shape[:2]
@@ -216,19 +217,19 @@ class Canvas:
 
         Args:
             x, y: the point, in inches.
-            anchor: where the text lies by the point: `right` of it, for one.
-            max_width: inches; of a longer text the middle is left out. None takes the
-                text as it is.
-            upright: the text runs upwards, and is centred around the point, whatever
-                `anchor` says.
+            anchor: where the text lies from the point; `right` begins there.
+            max_width: inches that the text takes at most; the middle of a longer text is
+                left out. None for no limit.
+            upright: whether the text runs upwards; it is then centred around the point,
+                whatever `anchor` says.
 
         Returns:
-            How wide the text is, in inches.
+            The width of the text in inches.
         """
         if max_width is not None:
             text = self.shortened(text, letters, max_width)
         width = self._measured(text, letters).width
-        # of letters that reach up and down, so that all lines stand on one base
+        # the height of high and low letters, so that all texts stand on one line
         _, height, descent = self._measured("lp", letters)
         left = x * self.dpi - {"left": width, "right": 0}.get(anchor, width / 2)
         base = y * self.dpi
@@ -246,8 +247,8 @@ class Canvas:
         return width / self.dpi
 
     def shortened(self, text: str, letters: Letters, max_width: float) -> str:
-        """A text, of which the middle is left out where it is wider than `max_width`
-        inches; its control characters are escaped."""
+        """A text with control characters escaped. If it is wider than `max_width` inches,
+        its middle is left out."""
         text = cut(printable(text), _LONGEST_TEXT)
         if self.width(text, letters) <= max_width:
             return text
@@ -258,11 +259,11 @@ class Canvas:
         return cut(text, max(1, fitting))
 
     def width(self, text: str, letters: Letters) -> float:
-        """Inches that a line of text takes."""
+        """The width of a line of text in inches."""
         return self._measured(text, letters).width / self.dpi
 
     def _measured(self, text: str, letters: Letters) -> _TextSize:
-        """The size of a line of text, whatever is in it."""
+        """The size of a line of text. A `$` in it is a letter, not mathematics."""
         font = _font(letters)
         with matplotlib_lock:
             size = self._renderer.get_text_width_height_descent(text, font, False)
@@ -270,7 +271,7 @@ class Canvas:
 
 
 def _font(letters: Letters) -> Any:
-    """matplotlib's font. Glyphs that it lacks are no longer warned of."""
+    """matplotlib's font. From now on there is no warning of glyphs that it lacks."""
     require_matplotlib()
     from matplotlib.font_manager import FontProperties
 
@@ -290,23 +291,24 @@ class Caption(NamedTuple):
 
 
 class PixelCanvas:
-    """White paper in pixels; all its text has one size."""
+    """White paper. Places on it are given in pixels. All its text has one size."""
 
     def __init__(self, width: int, height: int, points: int) -> None:
-        """Take paper of a width and height in pixels, with letters of a size in points."""
+        """Take paper of a width and height in pixels, for letters of a size in points."""
         self.image = Image.new("RGB", (width, height), WHITE)
         self._points = points
 
     def write(self, text: str, left: float, top: float, color: Color = INK) -> None:
-        """Write lines of text, from their upper left corner on."""
+        """Write one or several lines of text. Their upper left corner is at `left`, `top`."""
         draw = ImageDraw.Draw(self.image)
         draw.multiline_text(
             (left, top), text, fill=color, font=pixel_font(self._points)
         )
 
     def paste(self, picture: Image.Image, cell: Cell) -> Cell:
-        """Draw a picture in its own size, from the upper left corner of a cell on, and
-        return the rectangle that it covers, which may be another than the cell."""
+        """Draw a picture in its own size, with its upper left corner in that of a cell.
+        Return the rectangle that it covers, which may be larger or smaller than the cell.
+        """
         covered = Cell(round(cell.left), round(cell.top), *picture.size)
         self.image.paste(picture, (int(covered.left), int(covered.top)))
         return covered
@@ -321,7 +323,7 @@ class PixelCanvas:
 
 @cache
 def pixel_font(points: int) -> Any:
-    """The letters of matplotlib's figures for Pillow, whose own lack é and ×."""
+    """matplotlib's font for Pillow, whose own font lacks é and ×."""
     require_matplotlib()
     from matplotlib import get_data_path
 
@@ -329,18 +331,18 @@ def pixel_font(points: int) -> Any:
 
 
 def text_width(text: str, points: int) -> float:
-    """Pixels that a line of text takes on a `PixelCanvas`."""
+    """The width of a line of text on a `PixelCanvas`, in pixels."""
     return float(pixel_font(points).getlength(text))
 
 
 def line_height(points: int) -> int:
-    """Pixels from a line of text to the next one."""
+    """Pixels from one line of text to the next."""
     return points + 3
 
 
 def end_of(name: str, points: int, max_width: float) -> str:
-    """A name that is at most `max_width` pixels wide: of a wider one `…` and the end,
-    which tells images apart: `…/cats/0017.jpg`."""
+    """A name that is at most `max_width` pixels wide. A wider one is cut to `…` and its
+    end, which tells images apart: `…/cats/0017.jpg`."""
     name = printable(name)[-_LONGEST_TEXT:]
     end = name
     while text_width(end, points) > max_width and len(name) > 1:
@@ -350,8 +352,8 @@ def end_of(name: str, points: int, max_width: float) -> str:
 
 
 def begin_of(line: str, points: int, max_width: float) -> str:
-    """A line that is at most `max_width` pixels wide: of a wider one the beginning, and
-    `…`, for which there is room."""
+    """A line that is at most `max_width` pixels wide. A wider one is cut to its beginning
+    and `…`."""
     if text_width(line, points) <= max_width:
         return line
     length = len(line)
@@ -361,8 +363,8 @@ def begin_of(line: str, points: int, max_width: float) -> str:
 
 
 def resized(image: Image.Image, factor: float) -> Image.Image:
-    """A picture `factor` times as wide and as high. Its pixels stay squares where it
-    grows."""
+    """A picture `factor` times as wide and as high. If it grows, its pixels stay sharp
+    squares."""
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     is_larger = factor > 1
     methods = Image.Resampling

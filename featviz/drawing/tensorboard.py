@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: grids, scalars and histograms, one tag a layer."""
+"""What TensorBoard shows of a run: grids, scalars and histograms, one tag for each layer."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ from featviz.text import printable
 BINS = 64
 """Bins of a histogram, of equal width between the smallest and the largest value."""
 MOST_MAPS = 64
-"""Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
+"""Maps in a grid at most: TensorBoard's writer computes checksums in Python, which takes
+22 ms for 100 kB of PNG."""
 
 
 @dataclass(frozen=True)
 class Board:
-    """A file of TensorBoard events. The images of a run are the steps of a tag. At a
-    training step, each image has tags of its own, and scalars: a line through them is
-    that of one image."""
+    """A file of TensorBoard events. In a plain run, each image is a step of the tags. At a
+    training step, each image has its own tags, and scalars: so a line in TensorBoard
+    follows one image through the training."""
 
     file: BinaryIO
     step: int | None = None
-    """The training step that is shown; None for a run of its own."""
+    """The number of the training step; None for a plain run."""
 
     def values(
         self,
@@ -54,24 +55,25 @@ class Board:
         histogram: Mapping[str, Any] | None,
         image: str = "",
     ) -> Iterator[dict[str, Any]]:
-        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`:
-        a PNG, a histogram and, at a training step, the share of zeros and the number of
-        channels that are nowhere above zero. Tags are `output/layer1.0.conv1` and
-        `histogram/layer1.0.conv1`; those of other tensors than outputs say so:
-        `histogram-input/...`.
+        """Yield what is shown of a captured tensor: a PNG, a histogram and, at a training
+        step, the share of zeros and the number of channels that are nowhere above zero.
+        Each is a dict of the fields of TensorBoard's message `Summary.Value`. Tags are
+        `output/layer1.0.conv1` and `histogram/layer1.0.conv1`; the tags of tensors that
+        are not outputs name the kind: `histogram-input/...`.
 
         Args:
-            picture: makes the PNG.
-            stats: [channels, 6], of all channels.
+            site: where the tensor was captured.
+            picture: returns the PNG.
+            stats: [channels, 6], statistics of all channels.
             shown: how many channels the picture has.
             histogram: the fields of TensorBoard's message HistogramProto; None leaves
                 the histogram out.
-            image: its name, in the tags of a training step.
+            image: name of the image, for the tags of a training step.
         """
 
         def tag(group: str) -> str:
-            """The tag of a number or picture of this tensor. TensorBoard makes a group of
-            all tags with the same beginning."""
+            """The tag of a number or picture of this tensor. TensorBoard groups tags by
+            the part before the first slash."""
             if site.kind not in ("output", "grad", group):
                 group += f"-{site.kind.split('-')[-1]}"
             stem = site.stem.removeprefix(site.kind)
@@ -81,7 +83,7 @@ class Board:
             return name
 
         png = picture()
-        # the first chunk of a PNG, behind signature, length and name, has its size
+        # a PNG's size stands in its first chunk, after signature, length and name
         width, height = struct.unpack(">II", png[16:24])
         note = ""
         if shown < len(stats):
@@ -97,13 +99,13 @@ class Board:
             "metadata": {"summary_description": note},
         }
         if histogram is not None:
-            # gradients are far smaller than activations, and would hide in their group
+            # gradients are far smaller than activations: they get a group of their own
             group = "histogram"
             if site.kind in BACKWARD:
                 group = "histogram-grad"
             yield {"tag": tag(group), "histo": histogram}
         if self.step is not None:
-            # what falls to zero in a training shows in these two lines first
+            # channels that die in a training show in these two lines first
             zeros = float(stats[:, ZEROS].astype(np.float64).mean())
             inactive = float((stats[:, MAX] <= 0).sum())
             yield {"tag": tag("zero_fraction"), "simple_value": zeros}
@@ -112,15 +114,19 @@ class Board:
     def post(
         self, values: Iterable[Mapping[str, Any]], position: int = 0, **fields: Any
     ) -> None:
-        """Write values as one event: all of them, or nothing. (SummaryWriter does so in
-        a thread, whose errors come as tracebacks.)
+        """Write values as one event. (torch's SummaryWriter writes in a thread, whose
+        errors come as tracebacks.)
 
         Args:
-            position: of the image in its run, which is the step unless the board has
-                one.
+            values: what `Board.values` yields; may be empty.
+            position: number of the image in its run; this is the event's step if the
+                board has no training step.
             fields: more fields of TensorBoard's message `Event`.
+
+        Raises:
+            StoreError: the file cannot be written.
         """
-        # protobuf takes a while to import, and most runs do without
+        # protobuf takes a while to import, and most runs do not need it
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -136,8 +142,8 @@ class Board:
 
 
 def run_folder(logdir: Path, run: Path) -> Path:
-    """The folder in `logdir` for the events of a run directory, called as that is:
-    TensorBoard takes each folder of LOGDIR for a run."""
+    """The folder in `logdir` for the events of a run directory. It has the name of that
+    directory, since TensorBoard shows each folder of LOGDIR as a run of this name."""
     return logdir / (run.resolve().name or "run")
 
 
@@ -145,18 +151,19 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
     """Count the finite values of a dense float tensor, of any shape, in BINS bins.
 
     Returns:
-        The fields of TensorBoard's message HistogramProto; None where no value is
-        finite.
+        The fields of TensorBoard's message HistogramProto; None if no value is finite.
     """
     values = tensor.detach().flatten().to(widest_type(tensor))
-    if not torch.isfinite(values.sum()):  # a tenth of the time of looking at each
+    # the sum takes a tenth of the time of testing each value
+    if not torch.isfinite(values.sum()):
         values = values[torch.isfinite(values)]
     if not len(values):
         return None
     ends = torch.aminmax(values)
     low = float(ends.min)
     high = float(ends.max)
-    # equal values get bins of some width around them; float64 keeps 1e-6 of a value
+    # if all values are equal, the bins get some width around them; 1e-6 of a value is
+    # not lost in float64
     margin = 0.0
     if low == high:
         margin = max(0.5, abs(low) * 1e-6)
@@ -172,10 +179,10 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
 
 
 def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
-    """The picture with its first MOST_MAPS tiles alone, laid out as `make_grid(tiles,
-    nrow=int(sqrt(C)))` does; `nrow` and `scale` are those of the options where these name
-    them. A strip of numbers stays as it is."""
-    # numbers in rows and columns would look like maps
+    """A picture of only the first MOST_MAPS tiles, laid out as by torchvision's
+    `make_grid(tiles, nrow=int(sqrt(C)))`, unless the options set `nrow` and `scale`. A
+    strip of numbers stays as it is."""
+    # in rows and columns, the numbers of a strip would look like maps
     if picture.strip:
         return picture
     slices = picture.slices[0]
@@ -197,7 +204,7 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
 
 
 def check_installed() -> None:
-    """Say before the run, with UsageError, that events cannot be written."""
+    """Raise UsageError, before the run, if the package tensorboard is missing."""
     try:
         importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError as error:
@@ -206,13 +213,15 @@ def check_installed() -> None:
 
 
 @contextmanager
-def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
-    """A board in a folder, closed at the end; None without one.
+def open_board(
+    folder: Path | None, below: Path | None = None
+) -> Iterator[Board | None]:
+    """Open a board in a folder, and close it at the end. None if `folder` is None.
 
     Args:
-        folder: for the events; made where it is missing.
-        below: a run directory, in which no link may lead to the folder; None where links
-            may.
+        folder: folder for the events; it is made if it is missing.
+        below: a run directory. If the folder lies in it, the path from there to the
+            folder may not contain links. None allows all links.
 
     Raises:
         UsageError: the package tensorboard is missing.
@@ -222,7 +231,7 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
         yield None
         return
     check_installed()
-    # as SummaryWriter names its files; TensorBoard shows those with `tfevents` in them
+    # a name as SummaryWriter's; TensorBoard reads files with `tfevents` in their names
     name = f"{EVENTS}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
     base = folder
     if below is not None and not os.path.relpath(folder, below).startswith(os.pardir):
@@ -235,6 +244,6 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
         opened_folder.create(name) as file,
     ):
         board = Board(file)
-        # TensorBoard takes a file without a version for an old one
+        # TensorBoard reads a file without a version as an old one
         board.post((), file_version="brain.Event:2")
         yield board

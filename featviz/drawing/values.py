@@ -1,6 +1,6 @@
 """From maps of floats to numbers and levels: statistics of channels, limits, the one
-quantiser. Values on a CPU go through compiled loops; torch is imported only for what
-lies elsewhere."""
+quantiser. Compiled loops treat values on a CPU; torch is imported only for values on
+other devices."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ MIN, MAX, MEAN, STD, ZEROS, NONFINITE = range(6)
 """Columns of statistics, in the order of `records.STAT_COLUMNS`."""
 
 FLAT = 2.0**-20
-"""A map whose range is below this share of its largest value is constant but for
-rounding."""
+"""A map whose range is below this share of its largest absolute value counts as constant:
+the rest is rounding."""
 
 _FAR = 16.0
-"""Where zero lies further from a map than this many of its spans, half a level is not
-taken from `low`, since it would be lost in rounding, but added in the end."""
+"""If `low` lies further from zero than this many spans of a map, half a level is added at
+the end (`Line.half`): taken from `low`, it would be lost in rounding."""
 
 _TINY = 1e-30
-"""The reciprocal of a smaller span may overflow. Also the span where two percentiles
-are equal: all above is bright, else dark."""
+"""The reciprocal of a smaller span may overflow. If limits are equal, the span is set to
+this: values above them become bright, all others dark."""
 _LARGER = np.float32(2.0**64)
-"""What maps of a tiny span are multiplied by: a power of two, which changes no digit.
-"""
+"""The factor by which maps with a tiny span are multiplied: a power of two, which changes
+no digit."""
 _UNCLIPPED = -1.0
-"""In the place of the highest level, where all values are known to fit."""
+"""Stands for the highest level if all values are known to fit."""
 
 
 def for_loops(array: np.ndarray) -> np.ndarray:
-    """An array as compiled loops take it: in C order, and one that may be written to; a
-    copy where it is not so."""
+    """An array as compiled loops take it: in C order, aligned, and writable. A copy, if
+    the array is not so."""
     return array if array.flags.carray else array.copy()
 
 
@@ -57,13 +57,14 @@ def statistics(
 
     Args:
         maps: float32 [N, ...].
-        low, high: limits for `outside`; NaN bounds nothing.
+        low, high: limits for `outside`; NaN is no limit.
         outside: int64 [N], which is filled: how many values of each map are at `low` or
-            below, or at `high` or above. None where nobody asks.
+            below, or at `high` or above. None if this is not needed.
 
     Returns:
         float32 [N, 6] in the order of `records.STAT_COLUMNS`. The standard deviation is
-        the population's. A map without a finite value has NaN for its first four.
+        the population's. Min, max, mean and deviation of a map without a finite value are
+        NaN.
     """
     from featviz.drawing import loops  # numba takes a while to import
 
@@ -84,15 +85,15 @@ def statistics(
         np.float32(high),
         np.empty(0, np.int64) if outside is None else outside,
     )
-    # the loop leaves to numpy what has NaN or needs float64
+    # the loop marks rows that have NaN or need float64: numpy does these
     for n in (stats[:, STD] < 0).nonzero()[0]:
         stats[n, :ZEROS] = _exact_moments(rows[n])
     return stats
 
 
 def _exact_moments(row: Floats) -> np.ndarray:
-    """Min, max, mean and standard deviation of a row's finite values, float64 [4]; NaN
-    where it has none."""
+    """Min, max, mean and standard deviation of a row's finite values, float64 [4]; all NaN
+    if it has no finite value."""
     finite = row[np.isfinite(row)].astype(np.float64)
     if not len(finite):
         return np.full(ZEROS, math.nan)
@@ -100,8 +101,8 @@ def _exact_moments(row: Floats) -> np.ndarray:
 
 
 def statistics_on_device(rows: Tensor) -> Floats:
-    """The statistics of `statistics`, made where the values are, so that six numbers a
-    map are sent back, not the map.
+    """The same statistics as `statistics`, computed on the device of the values: only six
+    numbers for each map are sent back.
 
     Args:
         rows: float32 [N, W], on any device.
@@ -113,7 +114,7 @@ def statistics_on_device(rows: Tensor) -> Floats:
 
     finite = torch.isfinite(rows)
     count = finite.sum(1)
-    # extremes of nothing are infinite, which nobody would tell from values
+    # min and max of no value would be infinite: NaN instead
     empty = count == 0
     low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(empty, torch.nan)
     high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(empty, torch.nan)
@@ -130,14 +131,14 @@ def statistics_on_device(rows: Tensor) -> Floats:
 def inner_deviations(maps: Tensor, border: int) -> Floats:
     """The standard deviation of each map without its border, float32 [N].
 
-    Where an image ends, padding puts zeros beside it, and convolutions answer to that
-    edge whatever the image is: a flat map with a bright frame would else count as one
+    Padding puts zeros around an image, and convolutions respond to that edge, whatever
+    the image shows. With the border, a flat map with a bright frame would count as one
     that varies.
 
     Args:
         maps: float32 [N, ..., H, W].
-        border: pixels that are left out on each side, but at most a quarter of the
-            height or the width.
+        border: pixels that are left out on each side; at most a quarter of the height or
+            the width is left out.
     """
     from featviz.drawing import loops  # numba takes a while to import
 
@@ -148,15 +149,15 @@ def inner_deviations(maps: Tensor, border: int) -> Floats:
     rows = maps.flatten(1).contiguous().numpy()
     deviations = np.empty(len(rows), np.float32)
     loops.inner_deviations(rows, width, height, border, deviations)
-    # the loop leaves to numpy what has NaN or needs float64
+    # the loop marks rows that have NaN or need float64: numpy does these
     for n in (deviations < 0).nonzero()[0]:
         deviations[n] = inner_statistics(maps[n : n + 1], border)[0, STD]
     return deviations
 
 
 def inner_statistics(maps: Tensor, border: int) -> Floats:
-    """The `statistics` of maps [N, ..., H, W] without their border, float32 [N, 6];
-    `border` as in `inner_deviations`."""
+    """The `statistics` of maps [N, ..., H, W] without their border, float32 [N, 6]. See
+    `inner_deviations` for `border`."""
     height, width = maps.shape[-2:]
     border = min(border, min(height, width) // 4)
     inner = maps[..., border : height - border, border : width - border]
@@ -164,23 +165,23 @@ def inner_statistics(maps: Tensor, border: int) -> Floats:
 
 
 def widest_type(tensor: Tensor) -> dtype:
-    """The type in which a tensor's device adds with the fewest losses: float64, which
-    Apple's devices (MPS) do not have."""
+    """The widest float type of a tensor's device, in which sums lose the fewest digits:
+    float64, or float32 on Apple's devices (MPS)."""
     import torch
 
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
-    """The statistics of all maps together, from those of each.
+    """The statistics of all maps together, from the statistics of each map.
 
     Args:
         stats: float32 [N, 6].
-        values: numbers in each map.
+        values: how many numbers each map has.
 
     Returns:
-        min, max, mean, std (None where no value is finite), zero_fraction and
-        nonfinite, by these names.
+        `min`, `max`, `mean`, `std`, `zero_fraction` and `nonfinite`, by these names. The
+        first four are None if no value is finite.
     """
     numbers = stats.astype(np.float64)
     nonfinite = int(numbers[:, NONFINITE].sum())
@@ -197,8 +198,8 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     lows, highs, means, stds = numbers[:, :ZEROS].T
     shares = finite / finite.sum()
     mean = float(shares @ means)
-    # The variance of all values is that inside the maps and that of their means
-    # (the law of total variance).
+    # The variance of all values is the mean of the maps' variances plus the variance of
+    # their means (the law of total variance).
     variance = float(shares @ (stds * stds + (means - mean) ** 2))
     return {
         "min": float(lows.min()),
@@ -210,7 +211,7 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
 
 
 def is_constant(stats: Floats) -> np.ndarray:
-    """bool [N]: which maps have one value everywhere, but for rounding, by their
+    """bool [N]: which maps have one value everywhere, up to rounding. `stats` are their
     statistics [N, 6]."""
     constant = _are_equal(stats[:, MIN], stats[:, MAX])
     constant &= stats[:, NONFINITE] == 0
@@ -218,7 +219,7 @@ def is_constant(stats: Floats) -> np.ndarray:
 
 
 def _are_equal(low: Floats, high: Floats) -> np.ndarray:
-    """bool [N]: which limits, from `low` to `high`, are equal but for rounding."""
+    """bool [N]: which pairs of limits are equal up to rounding."""
     are_equal: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
     return are_equal
 
@@ -235,19 +236,26 @@ _NOTHING = 1e-12
 
 
 def principal_components(vectors: Floats) -> Floats:
-    """Three principal components of finite vectors [N, C], float32 [N, 3], in standard
-    deviations from the mean; 0 along directions in which they do not vary.
+    """Three principal components of vectors.
 
-    The directions are eigenvectors of the covariance of the C numbers, got from the N
-    vectors where these are fewer (they share eigenvalues). The largest number of each
-    is positive, so that the same vectors give the same colours on every machine.
+    The directions are eigenvectors of the covariance [C, C]. If there are fewer vectors
+    than C, they are computed from the smaller matrix [N, N], which has the same
+    eigenvalues. The largest number of each direction is positive, so that the same
+    vectors give the same colours on every machine.
+
+    Args:
+        vectors: finite numbers [N, C]; N may be 0.
+
+    Returns:
+        float32 [N, 3], in standard deviations from the mean. A component along which the
+        vectors do not vary is 0.
     """
     components = np.zeros((len(vectors), COMPONENTS), np.float32)
     if not len(vectors):
         return components
     # in float32 the smaller components would be lost
     centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
-    # 2048 channels of 7×7 pixels have 49 eigenvalues that are not zero
+    # 2048 channels of 7×7 pixels have at most 49 eigenvalues that are not zero
     if len(centred) < centred.shape[1]:
         variances, across = np.linalg.eigh(centred @ centred.T / len(centred))
         directions = centred.T @ across
@@ -273,30 +281,30 @@ class ValueLimits:
     """The values of maps that are drawn darkest and brightest."""
 
     low: Floats
-    """Drawn darkest, float32 [N], or [1] for all maps alike."""
+    """The values drawn darkest, float32 [N], or [1] for all maps."""
     high: Floats
-    """Drawn brightest, of the same shape."""
+    """The values drawn brightest, in the same shape."""
     mode: str
-    """The name in `normalize.MODES` of the mode that they came from."""
+    """The name in `normalize.MODES` of the mode that gave these limits."""
     shared: tuple[float, float] | None = None
-    """The limits where all maps have the same."""
+    """The limits of all maps; None if each map has its own."""
     clips: bool = False
-    """Whether values may lie beyond the limits, though the mode clips nothing."""
+    """Whether values may lie outside the limits, even if the mode clips nothing."""
 
     @classmethod
     def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
-        """Limits that are the same for all maps, in a mode of `normalize.MODES`: `low` is
-        drawn darkest, `high` brightest."""
+        """Limits that are the same for all maps. `low` is drawn darkest, `high` brightest;
+        `mode` is a name of `normalize.MODES`."""
         lows = np.array([low], np.float32)
         highs = np.array([high], np.float32)
         return cls(lows, highs, mode, (float(lows[0]), float(highs[0])))
 
     def of_tiles(self, channels: Sequence[int] | None, slices: int) -> ValueLimits:
-        """The limits of tiles, from those of channels.
+        """The limits of each tile, from the limits of each channel.
 
         Args:
-            channels: those that are drawn; None for all.
-            slices: tiles of each channel.
+            channels: the channels that are drawn; None for all.
+            slices: how many tiles each channel has.
         """
         if len(self.low) == 1 or (channels is None and slices == 1):
             return self
@@ -308,24 +316,25 @@ class ValueLimits:
 def limits(
     scale: Scale, maps: Tensor, stats: Floats, together: bool = False
 ) -> ValueLimits:
-    """The limits of each map. Maps of one number each share the layer's scale.
+    """The limits of each map.
 
     Args:
-        maps: float32 [N, ...], of which percentiles are taken.
-        stats: float32 [N, 6], whose extremes are the limits of other modes.
-        together: whether maps share the layer's scale in the mode `map`, too.
+        scale: the mode and its numbers.
+        maps: float32 [N, ...], from which the percentiles are computed.
+        stats: float32 [N, 6], whose extremes are the limits in other modes.
+        together: whether the maps share limits in the mode `map`, too. Maps of one number
+            always do.
 
     Returns:
-        Those of the mode `layer` for a shared scale in the mode `map`, and 0 to 0 where
-        no map has a finite value.
+        The limits. If maps share them in the mode `map`, they are those of the mode
+        `layer`; if no map has a finite value, they are 0 and 0.
     """
     low = stats[:, MIN]
     high = stats[:, MAX]
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
     mode, numbers = scale
-    # A map of one number, scaled by itself, would be black whatever it is: 0, 7 and -3
-    # alike.
+    # With limits of its own, a map of one number would be black, whatever the number is.
     if mode == "map" and maps[0].numel() > 1 and not together:
         return ValueLimits(low, high, mode)
     if mode in ("range", "none"):
@@ -347,9 +356,11 @@ def limits(
 
 
 def _percentile_of_sizes(maps: Tensor, percentile: float) -> float:
-    """A percentile of the absolute values of maps; 1 where there are none but zeros.
+    """A percentile of the absolute values of maps that are finite and not zero; 1 if there
+    are no such values.
 
-    Zeros do not count: a sparse gradient would have most of its values beyond."""
+    With the zeros of a sparse gradient, most of its other values would lie beyond the
+    percentile."""
     sizes = abs(_finite(maps))
     sizes = sizes[sizes != 0]
     return float(np.percentile(sizes, percentile)) if len(sizes) else 1.0
@@ -369,35 +380,35 @@ def to_levels(
 ) -> Bytes:
     """Turn floats into levels, rounded to the nearest.
 
-    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`),
-    but of constant maps only zero is black and any other value the middle level. A
-    level is
+    The arithmetic is that of torchvision's `make_grid(normalize=True)` and `save_image`,
+    with one exception: a constant map is black only if it is zero, else it gets the
+    middle level. A level is
 
         floor((value - low) · factor + 1/2),  factor = (levels - 1) / (high - low),
 
-    or, the same but for rounding, with the half taken from `low` beforehand:
+    or the same up to rounding, with the half moved into `start`:
 
         floor((value - start) · factor),      start = low - 1 / (2 · factor)
 
-    The second is used unless `low` is far from zero, where half a level would be lost
-    in its rounding.
+    The second form is used unless `low` is far from zero: there, half a level would be
+    lost in the rounding of `start`.
 
     Args:
         maps: float32 [N, ...], on any device.
-        limits: of each map or of all.
-        levels: how many there are; 0 is the darkest.
-        nonfinite: the level of NaN and infinite values; None where there are none.
+        limits: limits of each map, or one pair for all.
+        levels: how many levels there are; 0 is the darkest.
+        nonfinite: the level of NaN and infinite values; None if there are no such values.
 
     Returns:
         uint8 of the shape of `maps`.
     """
     low = limits.low
     high = limits.high
-    if nonfinite is not None:  # a map without any finite value has no limits
+    if nonfinite is not None:  # the limits of a map without a finite value are NaN
         low = np.nan_to_num(low)
         high = np.nan_to_num(high)
     may_clip = MODES[limits.mode].clips
-    # where values may lie outside the limits, equal limits say nothing of the map
+    # if values may lie outside the limits, a map with equal limits may still vary
     constant = _are_equal(low, high) & (not may_clip)
     span = np.where(constant, np.float32(1), high - low)
     values = maps
@@ -408,32 +419,33 @@ def to_levels(
         span = span * times
         values = _as_array(maps) * times.reshape(-1, *[1] * (maps.ndim - 1))
     line = _line(low, np.maximum(span, np.float32(_TINY)), constant, levels)
-    # limits that are the extremes need no clipping, which saves two comparisons a value
+    # If the limits are the maps' extremes, nothing needs clipping: this saves two
+    # comparisons for each value.
     may_clip = may_clip or limits.clips or nonfinite is not None
     top = levels - 0.5 if may_clip else _UNCLIPPED
     tiles = _quantised(values, line, top)
-    # at the end, since the loop made level 0 of NaN
+    # at the end, since the loop turns NaN into level 0
     if nonfinite is not None:
         tiles[~np.isfinite(_as_array(maps))] = nonfinite
     return tiles
 
 
 def _as_array(maps: Tensor | np.ndarray) -> np.ndarray:
-    """Maps as an array in this machine's memory."""
+    """Maps as an array in the CPU's memory."""
     return maps if isinstance(maps, np.ndarray) else maps.cpu().numpy()
 
 
 class Line(NamedTuple):
     """How values become levels: (value - start) · factor + half, cut to a whole number.
-    Float32 [N], a number for each map, or [1]."""
+    Each field is float32 [N], a number for each map, or [1] for all maps."""
 
     start: Floats
     """The value that becomes `half`."""
     factor: Floats
     """Levels for each unit of the values."""
     half: Floats
-    """0.5 to round to the nearest level, 0 where `start` has it; the level of a constant
-    map."""
+    """0.5 to round to the nearest level, or 0 if this half is in `start` already. For a
+    constant map, its level."""
 
 
 def _line(low: Floats, span: Floats, constant: np.ndarray, levels: int) -> Line:
@@ -441,9 +453,9 @@ def _line(low: Floats, span: Floats, constant: np.ndarray, levels: int) -> Line:
 
     Args:
         low: the value of level 0, float32 [N] or [1].
-        span: from there to the value of the last level.
-        constant: bool of that shape, which maps have one value everywhere, and no span.
-        levels: how many there are.
+        span: the value of the last level minus `low`, above 0.
+        constant: bool of the same shape: which maps have one value everywhere.
+        levels: how many levels there are.
     """
     factor = np.float32(levels - 1) / span
     half = np.zeros_like(span)
@@ -452,15 +464,15 @@ def _line(low: Floats, span: Floats, constant: np.ndarray, levels: int) -> Line:
         start = low.copy()
         half += np.float32(0.5)
     if constant.any():
-        # zero is black, anything else the middle level, so that dead channels are told
-        # from others
+        # zero is black, any other constant the middle level: so dead channels can be
+        # told from others
         start[constant] = factor[constant] = 0
         half[constant] = np.where(low[constant] == 0, 0, (levels - 1) // 2 + 1)
     return Line(start, factor, half)
 
 
 def _quantised(maps: Tensor | np.ndarray, line: Line, top: float) -> Bytes:
-    """Levels of maps [N, ...], uint8 of their shape; `top` as in `loops.quantise`."""
+    """The levels of maps [N, ...], uint8 in their shape. See `loops.quantise` for `top`."""
     from featviz.drawing import loops  # numba takes a while to import
 
     if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
@@ -475,13 +487,13 @@ def _quantised(maps: Tensor | np.ndarray, line: Line, top: float) -> Bytes:
 
 
 def quantise_on_device(maps: Tensor, line: Line, top: float) -> Bytes:
-    """The levels of `loops.quantise`, made where the maps are, so that only bytes are
+    """The same levels as `loops.quantise`, computed on the maps' device: only bytes are
     sent back.
 
     Args:
         maps: float32 [N, ...].
-        line: a number for each map, or one for all.
-        top: as in `loops.quantise`.
+        line: the numbers of each map, or of all maps.
+        top: see `loops.quantise`.
 
     Returns:
         uint8 of the shape of `maps`.

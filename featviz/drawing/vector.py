@@ -1,4 +1,4 @@
-"""Paper whose text stays text: PDF and SVG, by matplotlib's Figure."""
+"""A canvas whose text stays text: PDF and SVG, by matplotlib's Figure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from featviz.records import Bytes
 FORMATS = ("pdf", "svg")
 """What a VectorCanvas is saved as."""
 _STYLE: Any = {
-    # TrueType: Type 3, which matplotlib writes otherwise, is refused by journals
+    # 42 is TrueType. matplotlib's default is Type 3, which journals refuse.
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
-    # the same figure is the same bytes
+    # the same figure becomes the same bytes
     "svg.hashsalt": "featviz",
 }
 _WITHOUT_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 _SMALLEST_SIDE = 128
-"""Pixels of a tile at least: viewers of PDF smooth what they enlarge, and squares that
-stand for values would lose their edges."""
+"""Pixels of a tile's longer side at least. Viewers of PDF smooth a small picture when
+they enlarge it, and the squares that stand for values would lose their edges."""
 _ALIGNMENTS = {
     "middle": ("center", "center"),
     "above": ("center", "bottom"),
@@ -32,12 +32,12 @@ _ALIGNMENTS = {
 
 
 class VectorCanvas(Canvas):
-    """White paper in inches, counted as those of `Canvas`. What is drawn on it are objects
-    of a figure: pictures keep their own pixels, and text is text."""
+    """A `Canvas` whose pictures and texts are objects of a matplotlib figure: pictures
+    keep their own pixels, and text stays text."""
 
     def __init__(self, height: float, width: float) -> None:
         """Take paper of a height and width in inches."""
-        super().__init__(1, 1)  # by which text is measured
+        super().__init__(1, 1)  # `Canvas.width` measures text with its renderer
         require_matplotlib()
         from matplotlib.figure import Figure
 
@@ -48,7 +48,7 @@ class VectorCanvas(Canvas):
         self._paper.set_ylim(height, 0)
 
     def fill(self, cell: Cell, color: Color | Bytes) -> None:
-        """Paint a rectangle, in one colour of 0..255."""
+        """Paint a rectangle in one colour, 0..255."""
         self._add_rectangle(cell, facecolor=np.asarray(color) / 255, linewidth=0)
 
     def frame(self, cell: Cell) -> None:
@@ -65,9 +65,9 @@ class VectorCanvas(Canvas):
         """Draw a picture over a rectangle.
 
         Args:
-            pixels: uint8 [h, w, 3]; small ones are enlarged by a whole factor.
-            cell: inches, which the picture fills.
-            smooth: has no effect here: how pictures are scaled is up to the viewer.
+            pixels: uint8 [h, w, 3]; a small picture is enlarged by a whole factor.
+            cell: the rectangle in inches, which the picture fills.
+            smooth: has no effect here: the viewer scales the picture.
         """
         factor = -(-_SMALLEST_SIDE // max(pixels.shape[:2]))
         bottom = cell.top + cell.height

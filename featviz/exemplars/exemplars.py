@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 from PIL import Image
 
-from featviz.drawing.channels import choose_channels, warn_of_lacking
+from featviz.drawing.channels import choose_channels, warn_of_missing
 from featviz.drawing.picture import write_pixels
 from featviz.errors import LayoutError
 from featviz.exemplars.collect import ExemplarCollector, ExemplarSource, TopImages
@@ -303,7 +303,7 @@ def _draw_layer(
     """
     source, top, row, _ = to_draw
     channels = _chosen(options, top)
-    warn_of_lacking(options.channels, {row.title: range(len(top.values))})
+    warn_of_missing(options.channels, {row.title: range(len(top.values))})
     # fewer images than --top leave no empty columns
     count = min(top.values.shape[1], len(reader.study.samples))
     label = printable(layer_named(row.title))

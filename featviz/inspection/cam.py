@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from featviz import layout
 from featviz.drawing import colormap, normalize
-from featviz.drawing.channels import choose_channels, warn_of_lacking
+from featviz.drawing.channels import choose_channels, warn_of_missing
 from featviz.drawing.drawer import class_map, draw_maps
 from featviz.drawing.normalize import Scale
 from featviz.drawing.outlines import with_boxes, with_outline
@@ -241,7 +241,7 @@ def cam(
         # the last block has seen all attention
         prepared = replace(prepared, layers=prepared.layers[-1:])
     require_matplotlib()
-    cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
+    cmap = colormap.decide_cmap(options.cmap, over=True, reduce=options.method)
     read = partial(
         read_input, preprocess=prepared.model.preprocess, inputs=options.inputs
     )
@@ -278,7 +278,7 @@ def _warn_at_end(
     for result in results:
         present |= {row.name: range(row.channels) for row in result.maps}
         yield result
-    warn_of_lacking(channels, present)
+    warn_of_missing(channels, present)
 
 
 def _share_among_workers(

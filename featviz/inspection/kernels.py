@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from featviz.drawing import colormap, tensorboard
-from featviz.drawing.channels import warn_of_lacking
+from featviz.drawing.channels import warn_of_missing
 from featviz.drawing.kernels import (
     Filters,
     draw_filters,
@@ -80,7 +80,7 @@ def draw_kernels(
         drawn = _draw_all(filters, skipped, images, options)
         captures = [layer.row for layer in drawn]
         channels = {row["layer"]: range(row["maps"]) for row in captures}
-        warn_of_lacking(options.draw.channels, channels)
+        warn_of_missing(options.draw.channels, channels)
         _write_page(images, loaded, [layer.page_row for layer in drawn], options.draw)
         manifest = {
             "captures": captures,
@@ -206,7 +206,7 @@ def _draw_all(
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
     drawn = []
-    with tensorboard.opened(events, options.out) as board:
+    with tensorboard.open_board(events, options.out) as board:
         for layer, layer_filters in filters.items():
             try:
                 drawn.append(_draw(layer, layer_filters, folder, options))
@@ -252,7 +252,7 @@ def _draw(
         "slices": picture.slices[1],
         "tiles": tiles,
     }
-    cmap = colormap.resolved(options.draw.cmap, "kernel")
+    cmap = colormap.decide_cmap(options.draw.cmap, "kernel")
     page_row = _page_row(capture, tiles, picture, cmap)
     return _Drawn(row, page_row, site.stats_key, stats)
 
@@ -315,7 +315,7 @@ def _write_page(
         remarks=(),
         rows=rows,
         key=key,
-        cmap=colormap.resolved(options.cmap, "kernel"),
+        cmap=colormap.decide_cmap(options.cmap, "kernel"),
         color_key_note=color_key,
     )
     try:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from featviz.drawing import colormap, grid, values
-from featviz.drawing.channels import choose_channels, warn_of_lacking
+from featviz.drawing.channels import choose_channels, warn_of_missing
 from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.outlines import with_boxes
 from featviz.drawing.page import Page, PageBar, PageRow, draw_page
@@ -245,7 +245,7 @@ def look(
         log.info(message, len(prepared.samples), first)
     result = _show_and_draw(name + prepared.model.weights_note, prepared, options, out)
     channels = {row.name: range(row.maps) for row in result.layers}
-    warn_of_lacking(options.channels, channels)
+    warn_of_missing(options.channels, channels)
     if result.left_out:
         count = len(result.layers)
         total = count + len(result.left_out)

@@ -225,4 +225,4 @@ def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
     # unlike other gradients, the saliency of an image has no sign
     kind = "output" if is_saliency(row) else row.kind
     cmap = str(options.get("cmap") or "grey")
-    return colormap.resolved(cmap, kind, row.overlay is not None, row.reduce)
+    return colormap.decide_cmap(cmap, kind, row.overlay is not None, row.reduce)

@@ -562,7 +562,7 @@ class ImageWriter:
 
         layer = site.layer
         title = f"{self.sample.name}   {layer.label} ({layer.type})   {site.stem}"
-        cmap = picture.cmap or colormap.resolved(
+        cmap = picture.cmap or colormap.decide_cmap(
             self.options.cmap, site.kind, True, self.options.reduce
         )
         tiles = page.figure_tiles(picture, cmap)

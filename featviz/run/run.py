@@ -13,7 +13,7 @@ from time import monotonic
 from types import FrameType
 
 from featviz.drawing import tensorboard
-from featviz.drawing.channels import warn_of_lacking
+from featviz.drawing.channels import warn_of_missing
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError
@@ -142,7 +142,7 @@ def _draw(
                 seconds = monotonic() - began
                 save_at = monotonic() + max(SAVED_EVERY, seconds / _SHARE_OF_SAVING)
             progress(result, len(samples))
-    warn_of_lacking(chosen_channels, channels)
+    warn_of_missing(chosen_channels, channels)
     _warn_of_nonfinite(images_by_layer)
     return images
 
@@ -172,7 +172,7 @@ def _board(prepared: Prepared) -> Iterator[Board | None]:
         yield None
         return
     folder = tensorboard.run_folder(options.tensorboard, options.folder)
-    with tensorboard.opened(folder, options.folder) as board:
+    with tensorboard.open_board(folder, options.folder) as board:
         # kernels are the same for all images, so only the first shard writes them
         is_first = options.shard is None or options.shard.index == 0
         if board is not None and is_first and not options.resume:

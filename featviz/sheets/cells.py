@@ -1,5 +1,5 @@
-"""What a sheet shows of its runs: which images, layers and channels, and their tiles,
-which are cut from the runs' grids."""
+"""The content of a sheet: its images, layers and channels, and their tiles, which are cut
+out of the runs' grids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 from featviz.drawing.channels import (
     choose_channels,
     farthest_first,
-    warn_of_lacking,
+    warn_of_missing,
 )
 from featviz.drawing.outlines import with_ring
 from featviz.drawing.place_tiles import (
@@ -39,22 +39,22 @@ from featviz.rundir.schema import Capture
 from featviz.text import layer_named, listed, quoted
 
 ALL = -1
-"""Stands for the one tile that all channels became (`run --reduce`)."""
+"""The channel number of a tile of all channels (`run --reduce`)."""
 MOST_ROWS = 24
-"""Channels of a layer that a sheet shows, unless it is told which."""
+"""Channels of a layer that a sheet shows at most, unless the user chooses channels."""
 _COMPARED_IMAGES = 4
-"""Images over which maps are compared."""
+"""Images in which the maps of channels are compared, about."""
 _COMPARED_SIDE = 32
-"""Pixels of the longer side to which they are averaged down for it."""
+"""Pixels to which the longer side of a map is averaged down for this comparison, about."""
 _NAMED = 12
-"""Layers or images that a message names."""
+"""Layers or images that a message names at most."""
 
 
 class SheetRun(NamedTuple):
     """A run that a sheet shows, or a step of a training."""
 
     name: str
-    """What stands beside its rows: the name of its folder, or `step 100`."""
+    """The text beside the run's rows: the name of its folder, or `step 100`."""
     run: ReadRun
 
 
@@ -64,41 +64,42 @@ class SheetLayer(NamedTuple):
     label: str
     """`relu`, or `relu.call1` for its second call."""
     channels: Sequence[int]
-    """The same for all images; ALL alone for the one tile of all channels."""
+    """The channels, the same for all images. [ALL] for one tile of all channels."""
 
 
 class CellKey(NamedTuple):
-    """Whose tiles stand in some cells of a sheet."""
+    """A tensor of one image in one run, whose tiles stand in cells of a sheet."""
 
     run: int
-    """Its number among the runs of the sheet."""
+    """Number of the run among the runs of the sheet, from 0."""
     layer: str
     """The label of the tensor, as in `SheetLayer`."""
     image: str
-    """Its name in the run."""
+    """Name of the image in the run."""
 
 
 @dataclass
 class SheetContent:
-    """What a sheet shows; `read_content` fills it layer by layer."""
+    """The content of a sheet; `read_content` fills it layer by layer."""
 
     runs: Sequence[SheetRun]
     images: list[str] = field(default_factory=list)
-    """Those that could be read, by name."""
+    """Names of the images that could be read."""
     layers: list[SheetLayer] = field(default_factory=list)
     rows: dict[CellKey, Capture] = field(default_factory=dict)
-    """What the manifests say of the tensors that the tiles show."""
+    """The manifests' rows of the tensors."""
     tiles: dict[CellKey, dict[int, list[Bytes]]] = field(default_factory=dict)
-    """The tiles of each channel that was drawn, one for each slice, as the run drew
+    """The tiles of each drawn channel, by its number: one for each slice, as the run drew
     them, uint8 [h, w, 3]."""
     inputs: dict[str, list[Bytes]] = field(default_factory=dict)
-    """What the model saw of each image, frame by frame of a clip."""
+    """What the model saw of each image, by the image's name; of a clip, a picture for each
+    frame."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Images of which a file cannot be read, and why."""
+    """Names of images with a file that cannot be read, and the reasons."""
 
     @property
     def slices(self) -> int:
-        """The most tiles that a channel has."""
+        """The number of slices of the tensor with the most slices."""
         return max(row.slice_count for row in self.rows.values())
 
     def shown(
@@ -107,43 +108,45 @@ class SheetContent:
         """The picture of a cell.
 
         Args:
-            pictures: those of its slices, or of its frames, at least one, all of one
-                size; None for a cell of which the run has none.
-            slice: of a clip, below `slices`; None lays all side by side.
+            pictures: the pictures of the slices or frames, at least one, all of one size;
+                None for an empty cell.
+            slice: number of a slice, below `slices`; None puts all pictures side by side.
 
         Returns:
-            uint8 [h, w, 3]; None where there are no pictures.
+            uint8 [h, w, 3]; None for an empty cell.
         """
         if pictures is None:
             return None
         if slice is None:
             return np.hstack(pictures)
-        # Layers shorten a clip by strides: 16 frames went in where a map has 4 slices.
-        # Of fewer pictures than slices each stands for several, of more the middle one.
+        # Strides shorten a clip: a map may have 4 slices for 16 frames. Fewer pictures
+        # than `slices` are shown several times each; of more pictures, those in the middle
+        # of each part are shown.
         return pictures[int((slice + 0.5) * len(pictures) / self.slices)]
 
     def tile(self, key: CellKey, channel: int, slice: int | None) -> Bytes | None:
-        """What `shown` makes of the tiles of a channel; None where the run drew none."""
+        """The picture of a channel's cell, see `shown`; None if the run did not draw the
+        channel."""
         return self.shown(self.tiles.get(key, {}).get(channel), slice)
 
     def add_place_tiles(
         self, captures: Mapping[CellKey, ImageCapture], options: SheetOptions
     ) -> None:
-        """Add the one tile that --reduce or --similar-to makes of each capture, and draw
-        a ring around the spot of --similar-to.
+        """Add the one tile that --reduce or --similar-to makes of each capture. A ring is
+        drawn on the input around the place of --similar-to.
 
         Args:
-            captures: of one layer, of all runs.
+            captures: captures of one layer in all images of all runs.
 
         Raises:
             UsageError: options exclude each other, a run lacks the image of
                 --similar-to, or a grid holds no values.
-            DamagedError: a picture cannot be read (all images make the tiles together).
+            DamagedError: a picture cannot be read: each tile depends on all images.
         """
         for key, tile in _place_tiles(captures, options).items():
             image, row = captures[key]
-            # Its colours are not values of the layer: neither a colour bar (`range`) nor
-            # the note on scaling (`normalize`) may speak of any.
+            # The tile's colours do not stand for values of the layer: no colour bar
+            # (`range`), and no note on scaling (`normalize`).
             self.rows[key] = replace(row, range=None, normalize="")
             self.tiles[key] = {ALL: [tile]}
             self._add_input(key.image, image)
@@ -155,8 +158,8 @@ class SheetContent:
     def add_channels(
         self, captures: Mapping[CellKey, ImageCapture], channels: Sequence[int]
     ) -> None:
-        """Add the tiles of channels of each capture. An image whose files are damaged is
-        noted in `damaged`, and costs the others nothing."""
+        """Add the tiles of some channels of each capture. An image with damaged files is
+        noted in `damaged`; the other images are read all the same."""
         for key, (image, row) in captures.items():
             self.rows[key] = row
             try:
@@ -176,25 +179,25 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
     their tiles out of the runs' grids.
 
     Args:
-        runs: at least one, read with their statistics (`keep_stats=True`): channels are
-            ranked by these.
+        runs: at least one, read with statistics (`keep_stats=True`), by which channels
+            are ranked.
 
     Raises:
         UsageError: the runs have no such image, layer, tensor or channels.
-        StoreError: none of the images can be read; with --reduce and --similar-to, one
-            of them cannot.
+        StoreError: no image can be read; or, with --reduce or --similar-to, one of them
+            cannot.
     """
     # a dict as an ordered set: runs mostly have the same images
     names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.run.images)
-    images = _chosen_images(list(names), options.images)
+    images = _choose_images(list(names), options.images)
     captures = _captures(runs, images, options.tensor)
-    labels = _chosen_layers(captures, options.layers)
+    labels = _choose_layers(captures, options.layers)
     is_of_places = options.reduce is not None or options.similar_to is not None
     content = SheetContent(runs)
     for label in labels:
-        # over all runs: before and after show the same channels
+        # channels are chosen over all runs, so that all show the same ones
         of_layer = {
             key: capture for key, capture in captures.items() if key.layer == label
         }
@@ -202,7 +205,7 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
             content.layers.append(SheetLayer(label, [ALL]))
             content.add_place_tiles(of_layer, options)
         else:
-            channels = _chosen_channels(
+            channels = _choose_channels(
                 label, list(of_layer.values()), options.channels
             )
             content.layers.append(SheetLayer(label, channels))
@@ -217,17 +220,17 @@ def read_content(runs: Sequence[SheetRun], options: SheetOptions) -> SheetConten
 def _place_tiles(
     captures: Mapping[CellKey, ImageCapture], options: SheetOptions
 ) -> dict[CellKey, Bytes]:
-    """The tiles of a layer that are made of all places of all images of a run.
+    """Compute tiles from the places of all images of a run together.
 
     Args:
-        captures: of one layer, of all runs.
-        options: with `reduce` or `similar_to`.
+        captures: captures of one layer in all images of all runs.
+        options: `reduce` or `similar_to` is set.
 
     Returns:
-        uint8 [h, w, 3] of each capture.
+        A tile uint8 [h, w, 3] for each capture.
 
     Raises:
-        UsageError: `reduce` and `similar_to` are both there, or `channels` too; a run
+        UsageError: more than one of `reduce`, `similar_to` and `channels` is set; a run
             lacks the image of `similar_to`; or a grid has no values of places.
         DamagedError: a picture cannot be read.
     """
@@ -237,8 +240,7 @@ def _place_tiles(
             "the first two make one tile of all channels",
         )
     tiles: dict[CellKey, Bytes] = {}
-    # For each run apart: directions in the channels of one model mean nothing in those
-    # of another.
+    # Each run is computed alone: the channels of two models cannot be compared.
     for run in sorted({key.run for key in captures}):
         keys = {key.image: key for key in captures if key.run == run}
         of_run = {name: captures[key] for name, key in keys.items()}
@@ -253,12 +255,13 @@ def _place_tiles(
 def _captures(
     runs: Sequence[SheetRun], images: Sequence[str], tensor: str | None
 ) -> dict[CellKey, ImageCapture]:
-    """The captures of one name, of all layers, in the order of runs and images.
+    """The captures of the tensor that --tensor names, in all layers, by run and image.
 
     Args:
-        images: names; a run that has not all of them leaves cells white.
-        tensor: the stem of a capture's file, as --tensor takes it: `output`,
-            `output.call1`. None for the outputs of all calls that are plain tensors.
+        images: names of images. The cells of images that a run lacks stay white.
+        tensor: a value of --tensor, the name of a capture's file without its ending:
+            `output`, `output.call1`. None for the outputs of all calls, if an output is
+            one tensor.
 
     Raises:
         UsageError: no image of any run has such a tensor.
@@ -287,17 +290,16 @@ def _captures(
     return captures
 
 
-def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Images that patterns name, in the order of the patterns; one that two patterns fit
-    comes once.
+def _choose_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The images that match patterns, in the order of the patterns, each once.
 
     Args:
-        names: those of all runs.
+        names: names of the images of all runs.
         patterns: names, file names with or without their ending, or globs of these;
             empty for all images.
 
     Raises:
-        UsageError: a pattern fits no image.
+        UsageError: a pattern matches no image.
     """
     if not patterns:
         return list(names)
@@ -307,7 +309,7 @@ def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
         for name in names:
             path = PurePosixPath(name)
             texts = (name, path.name, path.stem)
-            # a name may hold what is special in a glob: `a[1].png`
+            # a name may contain characters that are special in a glob: `a[1].png`
             if pattern in texts or any(fnmatchcase(text, pattern) for text in texts):
                 matching.append(name)
         if not matching:
@@ -320,17 +322,17 @@ def _chosen_images(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return list(chosen)
 
 
-def _chosen_layers(
+def _choose_layers(
     captures: Mapping[CellKey, ImageCapture], text: str | None
 ) -> list[str]:
-    """The labels of the layers that `--layers` selects, in the order of the model; of
-    one with several calls a label for each.
+    """The labels of the layers that `--layers` selects, in the order of the model. A layer
+    with several calls has a label for each call.
 
     Args:
         text: selectors; None takes the only layer of the runs.
 
     Raises:
-        UsageError: no layer is selected, or `text` is None and there are several.
+        UsageError: no layer is selected, or `text` is None and there are several layers.
     """
     by_label = {}
     # the labels of a layer's calls, such as relu.call1, as ordered sets
@@ -362,32 +364,31 @@ def _chosen_layers(
     return labels
 
 
-def _chosen_channels(
+def _choose_channels(
     label: str, captures: Sequence[ImageCapture], text: str | None
 ) -> list[int]:
-    """The channels of a layer that are shown of all images: those that `text` names, or
-    the first of a ranking over all images.
+    """The channels of a layer that are shown, the same for all images.
 
     Args:
-        label: of the layer, for messages.
-        captures: of the layer, of all images and runs.
-        text: as --channels takes it; None for all that were drawn, or the MOST_ROWS with
-            the greatest means.
+        label: label of the layer, for messages.
+        captures: captures of the layer in all images of all runs.
+        text: a value of --channels. None for all channels that were drawn, but at most
+            the MOST_ROWS with the highest means.
 
     Returns:
-        Channels in the order of `choose_channels`; ALL alone where each capture is one
-        tile of all channels.
+        Channels in the order of `choose_channels`; [ALL] if each capture is one tile of
+        all channels.
 
     Raises:
-        UsageError: none of the channels was drawn; some captures are one tile of all
-            channels, and others are not; or all are, and `text` names channels.
+        UsageError: none of the channels in `text` was drawn; each capture is one tile of
+            all channels, but `text` chooses some; or only some captures are such tiles.
     """
-    # runs may have drawn different channels: one that any of them drew can be shown
+    # runs may have drawn different channels: those of all runs can be shown
     in_any = set()
     for _, row in captures:
         in_any.update(row.drawn)
     drawn = sorted(in_any)
-    warn_of_lacking(text, {label: drawn})
+    warn_of_missing(text, {label: drawn})
     label = layer_named(quoted(label))
     if drawn and not all(row.drawn for _, row in captures):
         raise UsageError(
@@ -405,11 +406,11 @@ def _chosen_channels(
         if len(drawn) <= MOST_ROWS:
             return drawn
         text = f"top:{MOST_ROWS}"
-    # ranked over all images together: a row is the same channel for all of them
+    # one ranking over all images, since a row shows the same channel of all images
     strength = _channel_strength(captures)
     choice = channel_choice(text)
     if choice.rule == "varied":
-        # of the half that varies most, those that differ
+        # take the half that varies most; `_choose_different` chooses among these
         text = f"varied:{max(choice.most * 3 // 2, len(drawn) // 2)}"
     try:
         chosen = choose_channels(text, drawn, strength.means, strength.deviations)
@@ -418,36 +419,39 @@ def _chosen_channels(
             f"{label} {error.message}", f"it has {drawn[0]} to {drawn[-1]}"
         ) from None
     if choice.rule == "varied":
-        return _different(captures, chosen, strength.deviations, choice.most)
+        return _choose_different(captures, chosen, strength.deviations, choice.most)
     return chosen
 
 
-def _different(
+def _choose_different(
     captures: Sequence[ImageCapture],
     ranking: Sequence[int],
     deviations: Floats,
     count: int,
 ) -> list[int]:
-    """The first channel of a ranking, then always the one whose tiles differ most from
-    those of all that are chosen; flat and nearly dark ones come last.
+    """Choose channels of a ranking: the first one, then each time the one whose tiles
+    differ most from those of all chosen channels. Channels with flat or nearly dark tiles
+    come last.
 
     Args:
-        captures: of the layer, of all images and runs; some of them are compared.
-        deviations: of each channel, [C].
-        count: how many are chosen, if the ranking has as many.
+        captures: captures of the layer in all images of all runs. About _COMPARED_IMAGES
+            of them are compared.
+        ranking: channels, the best first.
+        deviations: deviation of each channel, [C].
+        count: how many channels are chosen, if the ranking has so many.
     """
     varying = [channel for channel in ranking if deviations[channel] > 0]
     rows = []
     for image, row in captures[:: -(-len(captures) // _COMPARED_IMAGES)]:
-        # a run that drew other channels cannot compare these
+        # a capture counts only if all these channels were drawn
         if varying and set(varying) <= set(row.drawn):
-            with suppress(DamagedError):  # which `add_channels` notes
+            with suppress(DamagedError):  # `add_channels` will note it
                 tiles = _cut_tiles(image, row, varying)
                 rows.append(_thumbnails([tiles[channel][0] for channel in varying]))
     if not rows:
         return list(ranking[:count])
     points = np.concatenate(rows, axis=1)
-    # In a map that is dark but for some pixels there is little to see, although it
+    # In a map that is dark except for some pixels there is little to see, although it
     # differs from all others.
     contrasts = np.linalg.norm(points, axis=1)
     is_telling = contrasts >= contrasts.max() / 4
@@ -459,8 +463,8 @@ def _different(
 
 
 def _thumbnails(tiles: Sequence[Bytes]) -> Floats:
-    """Tiles of one size, averaged down, without their mean: a row for each, float32
-    [N, P]."""
+    """Average tiles of one size down, and subtract the mean of each: float32 [N, P], a row
+    for each tile."""
     step = max(1, max(tiles[0].shape[:2]) // _COMPARED_SIDE)
     small = [np.asarray(Image.fromarray(tile).reduce(step)).ravel() for tile in tiles]
     rows: Floats = np.stack(small).astype(np.float32)
@@ -469,33 +473,33 @@ def _thumbnails(tiles: Sequence[Bytes]) -> Floats:
 
 
 class _ChannelStrength(NamedTuple):
-    """The numbers by which the channels of a layer are ranked: averages over images,
-    [C]; NaN where no image has a finite one."""
+    """The numbers by which the channels of a layer are ranked: averages over all images,
+    [C]; NaN for a channel without a finite number in any image."""
 
     means: Floats
     deviations: Floats
-    """Standard deviations as shares, 0..1, of the largest of the layer in each image.
-    """
+    """Standard deviations, 0..1. In each image, they are divided by the largest one of the
+    layer before they are averaged."""
 
 
 def _channel_strength(captures: Sequence[ImageCapture]) -> _ChannelStrength:
-    """What ranks the channels of a layer.
+    """Compute the numbers by which the channels of a layer are ranked.
 
     Args:
-        captures: at least one, of runs whose statistics are kept.
+        captures: at least one, of runs that were read with statistics.
     """
-    # a run of another model may have fewer channels: its rows end in NaN, which the
-    # averages leave out
+    # another model's layer may have fewer channels: its rows are filled up with NaN,
+    # which the averages leave out
     channels = max(row.maps for _, row in captures)
     means = np.full((len(captures), channels), np.nan)
     shares = np.full((len(captures), channels), np.nan)
     for number, (image, row) in enumerate(captures):
         stats = image.stats()
         means[number, : row.maps] = stats[row.capture_key.stats_key][:, MEAN]
-        # without the border that padding makes: a flat map with a bright frame would
-        # come first
+        # These deviations leave out the border that padding makes: a flat map with a
+        # bright frame would come first.
         deviations = np.nan_to_num(stats[row.capture_key.deviations_key])
-        # as a share: else an image of strong contrasts would decide for all images
+        # divided by the largest: else one image of strong contrasts would decide
         shares[number, : row.maps] = deviations / (deviations.max() or 1)
     # the mean of each column's finite numbers; NaN where there are none
     return _ChannelStrength(
@@ -507,8 +511,14 @@ def _channel_strength(captures: Sequence[ImageCapture]) -> _ChannelStrength:
 def _cut_tiles(
     image: ReadImage, row: Capture, channels: Sequence[int]
 ) -> dict[int, list[Bytes]]:
-    """The tiles of those of `channels` that were drawn, by channel, one for each slice,
-    uint8 [h, w, 3]; ALL is the one channel of a reduced picture.
+    """Cut the tiles of channels out of a picture.
+
+    Args:
+        channels: the channels; those that were not drawn are left out. ALL is the channel
+            of a picture with one tile of all channels.
+
+    Returns:
+        By channel, a tile uint8 [h, w, 3] for each slice.
 
     Raises:
         DamagedError: the picture cannot be read.
@@ -519,12 +529,12 @@ def _cut_tiles(
         if channel not in channels:
             continue
         tiles[channel] = []
-        # a grid has the slices of a channel one behind the other
+        # in a grid, the slices of a channel follow each other
         for number in range(
             position * row.slice_count, (position + 1) * row.slice_count
         ):
             left, top, width, height = row.plan.box(number)
-            # a copy, since the grid itself may be large
+            # a copy, so that the grid's memory, which may be large, becomes free
             tiles[channel].append(
                 picture[top : top + height, left : left + width].copy()
             )
@@ -532,11 +542,15 @@ def _cut_tiles(
 
 
 def _input_frames(image: ReadImage) -> list[Bytes]:
-    """What the model saw, frame by frame, at least one picture [h, w, 3]; the frames of
-    a clip stand side by side in its file."""
+    """What the model saw: a picture [h, w, 3], or one for each frame of a clip. In the
+    file, frames stand side by side.
+
+    Raises:
+        DamagedError: the file cannot be read.
+    """
     picture = np.asarray(image.picture(INPUT_FILE).convert("RGB"))
     shapes = image.manifest.input.shapes
     width = picture.shape[1]
-    if len(shapes) == 1:  # several inputs stand side by side, too, and are not frames
+    if len(shapes) == 1:  # several inputs stand side by side, too, but are not frames
         width = shapes[0][-1]
     return np.array_split(picture, max(1, picture.shape[1] // width), axis=1)

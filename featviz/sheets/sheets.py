@@ -13,7 +13,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from featviz.drawing import animation, grid, vector
-from featviz.drawing.colormap import check_cmap, resolved
+from featviz.drawing.colormap import check_cmap, decide_cmap
 from featviz.drawing.figure import (
     ColorScale,
     TableLayout,
@@ -427,7 +427,7 @@ def _shared_scale(content: SheetContent) -> ColorScale | None:
             return None
         cmap = row.cmap or str(_options_of(content, key.run).get("cmap", "auto"))
         over = row.overlay is not None
-        cmap = resolved(cmap, row.kind, over=over, reduce=row.reduce)
+        cmap = decide_cmap(cmap, row.kind, over=over, reduce=row.reduce)
         scales.add(ColorScale(cmap, low, high))
     if len(scales) > 1:
         return None

@@ -363,4 +363,4 @@ def test_each_kind_of_capture_has_a_scale_and_colours_of_its_own(
 ) -> None:
     """What has a sign is drawn around zero, in two colours."""
     assert normalize.parse_scale("auto", kind, reduce) == scale
-    assert colormap.resolved("auto", kind, reduce=reduce) == cmap
+    assert colormap.decide_cmap("auto", kind, reduce=reduce) == cmap

@@ -439,12 +439,12 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(StoreError, match=r"file.* cannot be written"),
-        tensorboard.opened(tmp_path / "file" / "tb"),
+        tensorboard.open_board(tmp_path / "file" / "tb"),
     ):
         pass
 
 
 def test_no_folder_is_no_board() -> None:
     """Without a folder nothing is posted."""
-    with tensorboard.opened(None) as board:
+    with tensorboard.open_board(None) as board:
         assert board is None
