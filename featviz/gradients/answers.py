@@ -21,18 +21,18 @@ from featviz.text import is_number, listed, percent
 
 _BACKGROUNDS = ("background", "__background__")
 _LISTED = 4
-"""Boxes or regions that an error lists."""
+"""An error lists at most this many boxes or regions."""
 _EXAMPLES = 2
-"""Boxes or regions that a hint offers as targets."""
+"""A hint offers at most this many boxes or regions as targets."""
 
 
 class NothingFoundError(UsageError):
-    """The target is a box or a region, and this image has none; another one may have
-    it."""
+    """The target is a box or a region that this image does not have, but another one
+    may."""
 
 
 class LabelledBox(NamedTuple):
-    """A box that a detector considered, as an object of one class. As a tuple it is an
+    """A candidate of a detector: a box, taken for an object of one class. The tuple is an
     index into `Boxes.numbers` and `Boxes.scores`."""
 
     row: int
@@ -43,27 +43,27 @@ class LabelledBox(NamedTuple):
 
 @dataclass
 class Boxes:
-    """All boxes that a detector considered, its candidates, and which of them it takes for
-    objects."""
+    """All candidates of a detector, and which of them are objects. A candidate is a box with
+    a class."""
 
     corners: Tensor
-    """Left, top, right and bottom of each candidate in pixels of the input, [N, 4]."""
+    """Left, top, right and bottom of each box in pixels of the input, [N, 4]."""
     numbers: Tensor
-    """[N, C], with gradients: the logit of each candidate and class, or its score where
-    there are no logits."""
+    """[N, C], with gradients: the logit of each box and class, or the score if the output
+    has no logits."""
     scores: Tensor
-    """[N, C], without gradients: the score of each candidate and class, 0..1; zero for
-    classes that the library does not report of a box."""
+    """[N, C], without gradients: the score of each box and class, 0..1; 0 for a class that
+    the library does not report for the box."""
     kept: Sequence[LabelledBox]
     """The objects, the most confident one first: `box:N` is the one at index N."""
     threshold: float | None
-    """The score above which a candidate is an object; None where it is not known."""
+    """A candidate whose score is above this is an object; None if it is not known."""
     names: Sequence[str] = ()
-    """Names of the classes, as far as they are known."""
+    """Names of the classes; empty if they are not known."""
 
     def __post_init__(self) -> None:
-        """Leave out objects whose box is not finite: it could neither be drawn nor stand in
-        JSON."""
+        """Leave out objects whose box is not finite: it could neither be drawn nor written
+        as JSON."""
         finite = self.corners.isfinite().all(dim=1)
         self.kept = [candidate for candidate in self.kept if finite[candidate.row]]
 
@@ -85,30 +85,31 @@ class Boxes:
         return [*texts, f"class:{detection.index}"]
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number that `box`, `box:N`, `box:NAME` or `class:NAME` means; None for
-        targets of other kinds.
+        """The number that `box`, `box:N`, `box:NAME` or `class:NAME` means; None for a
+        target of another kind.
 
         Raises:
-            NothingFoundError: no such box in this image.
+            NothingFoundError: this image has no such box.
             UsageError: the detector has no such class.
         """
         if target.kind not in ("box", "class"):
             return None
-        candidate = self._chosen(target)
+        candidate = self._candidate_of(target)
         if candidate is None:
-            raise self._nothing_found(target)
+            raise self._nothing_found_error(target)
         detection = self._detection(candidate)
         score = percent(detection.score)
         if candidate not in self.kept and self.threshold is not None:
-            # of two classes of one box, or two boxes of one thing, the library keeps one
+            # A candidate above the threshold may be no object, either: of two classes of one
+            # box, or two boxes of one thing, the library keeps one.
             is_below = detection.score < self.threshold
             score += f", below {self.threshold:g}: no box" if is_below else ", no box"
         title = f"{detection.title} ({score})"
         return TargetValue(self.numbers[candidate], title, detection)
 
-    def _chosen(self, target: Target) -> LabelledBox | None:
-        """The candidate that a target of kind `box` or `class` means; None where this
-        image has none.
+    def _candidate_of(self, target: Target) -> LabelledBox | None:
+        """The candidate that a target of kind `box` or `class` means; None if this image
+        has none.
 
         Raises:
             UsageError: the detector has no such class.
@@ -116,8 +117,7 @@ class Boxes:
         if not target.argument:
             if self.kept:
                 return self.kept[0]
-            # a picture of the strongest candidate says more than a refusal of the
-            # default
+            # without --target, a picture of the strongest candidate is better than an error
             return self._strongest if target.is_default else None
         if target.kind == "box" and is_number(target.argument):
             number = int(target.argument)
@@ -126,8 +126,8 @@ class Boxes:
             return None
         count = self.scores.shape[1]
         index = class_index(target, count, self.names, self.examples)
-        # `class:dog` is the candidate that is most of a dog, whether it is a box or not;
-        # `box:dog` is the most confident box that is one
+        # `class:dog` is the candidate with the highest score for dog, object or not;
+        # `box:dog` is the most confident object that is a dog
         if target.kind == "class":
             row = int(self.scores[:, index].argmax())
             return LabelledBox(row, index) if self.scores[row, index] else None
@@ -138,7 +138,8 @@ class Boxes:
 
     @property
     def _strongest(self) -> LabelledBox | None:
-        """The most confident candidate; None where there is none."""
+        """The most confident object, or the candidate with the highest score if there is no
+        object; None if there is no candidate."""
         if self.kept:
             return self.kept[0]
         if not self.scores.numel():
@@ -159,7 +160,7 @@ class Boxes:
     @property
     def shortage(self) -> str:
         """Why there is no object: `no box above the threshold of 0.5; the highest score is
-        0.04 (class 7)`. Only for an image without one."""
+        0.04 (class 7)`. Only to be read if `kept` is empty."""
         threshold = "" if self.threshold is None else f" of {self.threshold:g}"
         message = f"no box above the threshold{threshold}"
         strongest = self._strongest
@@ -170,9 +171,9 @@ class Boxes:
             f"{message}; the highest score is {detection.score:.2g} ({detection.title})"
         )
 
-    def _nothing_found(self, target: Target) -> NothingFoundError:
-        """The error where an image lacks the box that a target means; it says which boxes
-        there are."""
+    def _nothing_found_error(self, target: Target) -> NothingFoundError:
+        """The error if an image does not have the box that a target means. The message says
+        which boxes there are."""
         strongest = self._strongest
         if self.kept:
             boxes = [detection.text for detection in self.detections]
@@ -194,19 +195,19 @@ class Regions:
     scores: Tensor
     """[C, h, w] in the output's own size, with gradients."""
     input_size: tuple[int, int]
-    """Height and width, in whose pixels `pixel:X,Y` counts."""
+    """Height and width of the input; `pixel:X,Y` is in its pixels."""
     names: tuple[str, ...] = ()
-    """Names of the classes, as far as they are known."""
+    """Names of the classes; empty if they are not known."""
     class_numbers: Tensor | None = None
-    """[C], with gradients: the number of each class as a target. None takes the sum of its
-    scores over its region."""
+    """[C], with gradients: the number of each class as a target. None for the sum of the
+    class's scores over its region."""
     noun: str = "class"
-    """How titles call a channel without a name."""
+    """The word for a channel without a name: `class` in `class 7`."""
 
     @property
     def winners(self) -> Tensor:
-        """The class with the highest score at each pixel, [h, w]. With one class alone it is
-        0 where the score is above 0, else -1."""
+        """The class with the highest score at each pixel, [h, w]. If there is only one
+        class, 0 where its score is above 0, and -1 elsewhere."""
         scores = self.scores.detach().float()  # torch compares no float8
         if len(scores) == 1:
             return (scores[0] > 0).long() - 1
@@ -224,15 +225,14 @@ class Regions:
         for index in self.region_map.largest[:_EXAMPLES]:
             name = self.names[index] if index < len(self.names) else index
             texts.append(f"class:{name}")
-        return [*texts, _middle(self.input_size)]
+        return [*texts, _middle_pixel(self.input_size)]
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number that a target means: `class:NAME`, `top1` (the largest region besides
-        the background) or `pixel:X,Y`; None for targets of other kinds.
+        """The number that `class:NAME`, `top1` (the largest region other than the
+        background) or `pixel:X,Y` means; None for a target of another kind.
 
         Raises:
-            NothingFoundError: the class wins no pixel of this image; a model of one
-                class finds nothing.
+            NothingFoundError: the class wins no pixel of this image.
             UsageError: the model has no such class, or the input no such pixel.
         """
         if target.kind == "pixel":
@@ -257,19 +257,19 @@ class Regions:
         if self.class_numbers is not None:
             number = self.class_numbers[index]
         elif len(self.scores) == 1:
-            # the mean: a class without rivals is not likelier for having a large region
+            # the mean, since a sum would grow with the region of a class without rivals
             number = self.scores[0][inside].mean()
         else:
             number = self.scores[index][inside].sum()
         return TargetValue(number, regions.title(index), inside.cpu().numpy())
 
     def _default_class(self, regions: RegionMap) -> int:
-        """The class of the largest region besides the background; 0 where no class wins a
-        pixel."""
+        """The class of the largest region other than the background, if there is another;
+        0 if no class wins a pixel."""
         largest = regions.largest
         if not largest:
             return 0
-        # without names class 0 is taken for the background, which it is in VOC
+        # without names, class 0 is taken for the background, as in the data set VOC
         first_name = self.names[0].lower() if self.names else _BACKGROUNDS[0]
         is_background = len(self.scores) > 1 and first_name in _BACKGROUNDS
         if is_background and largest[0] == 0 and len(largest) > 1:
@@ -277,7 +277,7 @@ class Regions:
         return largest[0]
 
     def _at_pixel(self, target: Target) -> TargetValue:
-        """The score at the pixel of a target `pixel:X,Y`, of the class that wins it.
+        """The score of the class that wins the pixel of a target `pixel:X,Y`, at this pixel.
 
         Raises:
             UsageError: the input has no such pixel.
@@ -298,23 +298,24 @@ class Values:
     """Numbers that are neither boxes nor regions: depth, heat maps, an embedding."""
 
     tensor: Tensor
-    """With gradients. [1, K, h, w] of K heat maps, [1, h, w] of depth, any shape of an
+    """With gradients: [1, K, h, w] for K heat maps, [1, h, w] for depth, any shape for an
     embedding."""
     kinds: Sequence[str]
-    """The kinds of targets that suit this answer, the default first."""
+    """The kinds of targets that this answer offers, the default first."""
     input_size: tuple[int, int]
-    """Height and width, in whose pixels `pixel:X,Y` counts."""
+    """Height and width of the input; `pixel:X,Y` is in its pixels."""
 
     @property
     def examples(self) -> list[str]:
         """Some targets, for hints."""
-        texts = {"keypoint": "keypoint:0", "pixel": _middle(self.input_size)}
+        texts = {"keypoint": "keypoint:0", "pixel": _middle_pixel(self.input_size)}
         return [texts.get(kind, kind) for kind in self.kinds]
 
     def value(self, target: Target) -> TargetValue | None:
         """The number that a target means: a reduction of all values (`mean`, `sum`,
-        `norm`), the peak of a heat map (`keypoint`), or the value at a pixel. None for
-        targets of other kinds, and of `keypoint` and `pixel` where they do not suit.
+        `norm`), the peak of a heat map (`keypoint`), or the value at a pixel (`pixel`).
+        None for a target of another kind, and for a `keypoint` or `pixel` that is not in
+        `kinds`.
 
         Raises:
             UsageError: there is no such keypoint or pixel.
@@ -333,11 +334,11 @@ class Values:
         """The highest value of a heat map.
 
         Args:
-            target: `keypoint:N`; without a number it is the map with the highest value.
+            target: `keypoint:N`, or `keypoint` for the map with the highest value.
             maps: [K, h, w].
 
         Raises:
-            UsageError: the model has no keypoint of the number in the target.
+            UsageError: the model has no keypoint N.
         """
         index = int(maps.detach().flatten(1).amax(dim=1).argmax())
         if target.argument:
@@ -353,7 +354,7 @@ class Values:
 Answer: TypeAlias = Boxes | Regions | Values
 
 
-def _middle(input_size: tuple[int, int]) -> str:
+def _middle_pixel(input_size: tuple[int, int]) -> str:
     """The target of the pixel in the middle of the input, `pixel:112,112`."""
     height, width = input_size
     return f"pixel:{width // 2},{height // 2}"
@@ -362,7 +363,7 @@ def _middle(input_size: tuple[int, int]) -> str:
 def _position(
     target: Target, input_size: tuple[int, int], size: Sequence[int]
 ) -> tuple[int, int]:
-    """The row and the column of a map that a pixel of the input lies in.
+    """The row and the column of a map at which a pixel of the input lies.
 
     Args:
         target: `pixel:X,Y`, in pixels of the input.
@@ -377,6 +378,6 @@ def _position(
     if x >= width or y >= height:
         raise target.error(
             f": the input has {width}×{height} pixels",
-            f"targets here: {_middle(input_size)}",
+            f"targets here: {_middle_pixel(input_size)}",
         )
     return y * size[0] // height, x * size[1] // width

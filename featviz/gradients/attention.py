@@ -5,11 +5,11 @@ Attention rollout (Abnar and Zuidema, arXiv 2005.00928) takes the mean A of the 
 weights [T, T], adds the identity for the path around the attention, and multiplies the
 blocks:
 
-    R = (A_n + I) / 2 @ ... @ (A_1 + I) / 2        row t: what token t has seen of each
+    R = (A_n + I) / 2 @ ... @ (A_1 + I) / 2        row t: how much token t has seen of each
 
-The weights come from the functions of torch that all attention is made of, whoever wrote
-it. Fused kernels return no weights, and are called a second time for them. Neither the
-model nor its result changes."""
+The weights are taken from the functions of torch that every implementation of attention
+calls. A fused function returns no weights, so it is called a second time to get them.
+Neither the model nor its result changes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from featviz.records import CaptureSite
 
 @dataclass
 class AttentionPath:
-    """The attention of a forward pass, as far as the pass has come."""
+    """The attention of a forward pass up to the block that ran last."""
 
     last: Tensor | None = None
     """The mean over the heads of the last attention, float32 [T, T]."""
     rollout: Tensor | None = None
     """The product over the blocks, float32 [T, T]."""
     reason: str = ""
-    """Why there is no product of all blocks; empty where there may be one."""
+    """Why there is no product of all blocks; empty if nothing speaks against it so far."""
 
     def begin(self) -> None:
         """Begin a pass, and forget the one before."""
@@ -48,12 +48,12 @@ class AttentionPath:
         self.reason = ""
 
     def add_block(self, weights: Tensor) -> None:
-        """Go on with the attention weights of the next block. Weights that are not square
-        (of a pooling), or of one token, are left out. Windows have no map of the image: `reason`
-        then says so.
+        """Add the attention weights of the next block. Weights that are not square (those of
+        a pooling), or of one token only, are left out. Attention within windows cannot be a
+        map of the image: it sets `reason`.
 
         Args:
-            weights: [1, heads, T, T] or [heads, T, T]; of windows [windows, heads, T, T].
+            weights: [1, heads, T, T] or [heads, T, T]; for windows [windows, heads, T, T].
         """
         if weights.ndim < 4:
             weights = weights[None]
@@ -79,24 +79,25 @@ class AttentionPath:
     def map_at(
         self, site: CaptureSite, tensor: Tensor, book: HintBook, method: str
     ) -> Tensor:
-        """The attention up to a layer, as a value for each of its tokens or positions.
+        """The attention up to a layer, as a value for each of the layer's tokens or
+        positions.
 
         Args:
-            site: of the layer's output.
-            tensor: the layer's output; only its shape counts.
+            site: the site of the layer's output.
+            tensor: the layer's output; only its shape is read.
             book: the hints of this pass, which tell the layout of the output.
-            method: `rollout`, or `attention` for that of the last block alone.
+            method: `rollout`, or `attention` for the attention of only the last block.
 
         Returns:
-            A tensor of as many axes as `tensor`. Those along which tokens or positions
-            stand have its length, all others the length 1.
+            A tensor with as many axes as `tensor`. The axes of tokens or positions have the
+            same length as in `tensor`, all other axes the length 1.
 
         Raises:
             LayoutError: no attention has run before the layer, or it has another number
                 of tokens.
         """
         attention = self.last if method == "attention" else self.rollout
-        # without a product of all blocks the last block may still have weights
+        # `attention` needs only the last block, so `reason` matters only if that has none
         if self.reason and (method != "attention" or attention is None):
             raise LayoutError(self.reason)
         if attention is None:
@@ -115,8 +116,8 @@ class AttentionPath:
                 f"has {torch.Size(shape).numel()} places and tokens, and its attention"
                 f" {len(attention)}"
             )
-        # The row of the class token, which is the first. A model without one, maybe with
-        # registers, has the mean of the rows of its patches.
+        # The first row, which is that of the class token. In a model without a class token,
+        # which may have registers in front, the mean of the rows of the patches.
         prefix = arrangement.prefix
         if prefix and prefix[0] != "register_tokens":
             return attention[0].reshape(shape)
@@ -130,24 +131,24 @@ _QUERY_KEY_VALUE = ("query", "key", "value")
 
 @contextmanager
 def attended(path: AttentionPath) -> Iterator[None]:
-    """Watch the attention of a forward pass in this block: its weights go to
-    `path.add_block`, after `path.begin`.
+    """Begin a path, and hand it the weights of each attention that runs in this block
+    (`path.add_block`).
 
-    Each function below takes the place of one of torch's, as `FunctionMode` has it: it
-    gets that function with its arguments, and returns what it returns."""
+    `FunctionMode` calls each function below in place of one of torch's. It gets torch's
+    function and the arguments, and must return the result of torch's function."""
 
     def fused(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """For scaled_dot_product_attention, which returns weights @ values: with the
-        identity as values it returns the weights."""
+        """Stand in for scaled_dot_product_attention, which returns weights @ values. A second
+        call with the identity as values returns the weights."""
         result = func(*args, **kwargs)
         with unwatched(), torch.no_grad():
             named = {**dict(zip(_QUERY_KEY_VALUE, args, strict=False)), **kwargs}
             key = named["key"]
             identity = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
             named["value"] = identity.expand(*key.shape[:-1], key.shape[-2])
-            # what stands behind the values may be given by position, too
+            # arguments after the values may be given by position, too
             first = [named.pop(name) for name in _QUERY_KEY_VALUE]
             path.add_block(func(*first, *args[3:], **named))
         return result
@@ -155,7 +156,8 @@ def attended(path: AttentionPath) -> Iterator[None]:
     def multi_head(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """For what nn.MultiheadAttention calls, whose softmax no function mode sees."""
+        """Stand in for the function that nn.MultiheadAttention calls. No function mode sees
+        the softmax inside it, so a second call asks for the weights."""
         result = func(*args, **kwargs)
         wanted = {**kwargs, "need_weights": True, "average_attn_weights": False}
         with unwatched(), torch.no_grad():
@@ -165,8 +167,8 @@ def attended(path: AttentionPath) -> Iterator[None]:
     def softmax(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """For attention in plain tensor operations. Other softmaxes, as of classes, do not
-        have its shape."""
+        """Stand in for softmax, which attention in plain tensor operations calls. The softmax
+        of classes is told apart by its shape."""
         result = func(*args, **kwargs)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if result.ndim == 4 and dim in (-1, 3):
@@ -189,14 +191,14 @@ def with_attention(
     method: str,
     take: Callable[[CaptureSite, Tensor, Tensor], None],
 ) -> Sink:
-    """A sink for hooks that hands each output on with the attention up to it.
+    """A sink for hooks that hands each output to `take`, with the attention up to it.
 
     Args:
-        path: of the pass under way, see `attended`.
+        path: the attention of the current pass, see `attended`.
         book: the hints of this pass.
-        method: `rollout`, or `attention` for that of the last block alone.
-        take: called with the site of each output, the output, and what
-            `AttentionPath.map_at` returns for it; may raise LayoutError.
+        method: `rollout`, or `attention` for the attention of only the last block.
+        take: called with the site of each output, the output, and the result of
+            `AttentionPath.map_at` for it; may raise LayoutError.
     """
     return lambda site, tensor: take(
         site, tensor, path.map_at(site, tensor, book, method)

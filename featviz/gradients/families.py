@@ -1,9 +1,9 @@
 """What models return, by family, and how it is read as boxes, regions or values.
 
-A family is one record of `FAMILIES`. It says how its output is recognised, how it is
-read, which target it has without `--target`, and which layers a class activation map is
-made of. Boxes are decoded by the family's own library where that takes more than a
-formula; the number of a box is then looked up in the raw output:
+A family is one record of `FAMILIES`. It says how its output is recognised, how its output
+is read, which target it has without `--target`, and which layers a class activation map is
+made of. If decoding boxes takes more than a formula, the family's own library does it. The
+number of a box is then looked up in the raw output:
 
     library's decoder, without gradients       raw output, with gradients
     anchors that survive, their boxes          logits [anchors, classes]
@@ -30,34 +30,34 @@ from featviz.models.requirements import import_ultralytics
 from featviz.records import Detection, RegionMap
 
 _YOLO_CONFIDENCE = 0.25
-"""The least score of a box. This and the overlap are the defaults of Ultralytics."""
+"""The least score of a box. This and `_YOLO_OVERLAP` are the defaults of Ultralytics."""
 _YOLO_OVERLAP = 0.7
-"""Of two boxes of one class that overlap by more (IoU), the weaker one is dropped."""
+"""Of two boxes of one class whose IoU is above this, the weaker one is dropped."""
 _DETECTORS = "torchvision.models.detection."
-"""How the names of the modules begin in which torchvision defines detectors."""
+"""The modules in which torchvision defines detectors have names that begin with this."""
 _HF_CONFIDENCE = 0.5
 """The default of transformers' `post_process_object_detection`."""
 _MOST_CLASSES = 32
-"""With at most so many channels, maps of a half or a quarter of the input's size are
-taken for scores of classes."""
+"""Maps of a half or a quarter of the input's size are taken for scores of classes if they
+are at most this many."""
 
 
 class ModelOutput(NamedTuple):
-    """What a model returned, with what is needed to read it."""
+    """What a model returned, and all that is needed to read it."""
 
     value: Any
     module: nn.Module
     input_size: tuple[int, int]
     """Height and width of the input, in pixels."""
     names: tuple[str, ...]
-    """Names of the classes, as far as they are known."""
+    """Names of the classes; empty if they are not known."""
     threshold: float | None
-    """The score threshold that `weak_boxes_too` has taken from a detector of torchvision;
-    None where it has taken none."""
+    """The score threshold of a detector of torchvision, if `weak_boxes_too` has taken it
+    away; else None."""
 
     def tensor(self, key: str, ndim: int) -> Tensor | None:
-        """The tensor at a key of the output, if it holds floats of one image and has `ndim`
-        axes, [1, ...]; else None, also for nested and sparse tensors."""
+        """The tensor at a key of the output, if it is a dense tensor of floats for one
+        image, with `ndim` axes, [1, ...]; else None."""
         tensor = output_at(self.value, key)
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return None
@@ -72,7 +72,7 @@ class ModelOutput(NamedTuple):
 
 
 def _is_yolo(output: ModelOutput) -> bool:
-    """Whether the model is a detector of Ultralytics, but for RT-DETR."""
+    """Whether the model is a detector of Ultralytics other than RT-DETR."""
     bases = {
         base.__name__
         for base in type(output.module).__mro__
@@ -83,18 +83,18 @@ def _is_yolo(output: ModelOutput) -> bool:
 
 def _yolo_layers(module: Any) -> list[str]:
     """Names of the layers whose maps the head takes."""
-    # the head names them by position; -1 is the module before it
+    # the head has their positions; -1 is the position before the head
     head = len(module.model) - 1
     return [f"model.{number % head}" for number in module.model[-1].f]
 
 
-def _yolo(output: ModelOutput) -> Boxes:
+def _read_yolo(output: ModelOutput) -> Boxes:
     """Read Ultralytics' boxes.
 
-    `y` [1, 4 + C (+ more), A] holds the decoded box and the scores 0..1 of each anchor.
-    Since Ultralytics 8.4 a dict beside it holds the logits [1, C, A]. A segmentation has a
-    tuple of `y` and its prototypes in place of `y`. A head that selects boxes itself (end
-    to end) returns [1, 300, 6] in place of `y`."""
+    `y` [1, 4 + C (+ more), A] has for each of A anchors the decoded box, and the scores 0..1
+    of C classes. Since Ultralytics 8.4 the output is a tuple of `y` and a dict with the
+    logits [1, C, A]. A segmentation returns a tuple of `y` and its prototypes in place of
+    `y`. A head that selects boxes itself (end to end) returns [1, 300, 6] in place of `y`."""
     y = output.value
     logits = {}
     if isinstance(y, tuple):
@@ -102,7 +102,7 @@ def _yolo(output: ModelOutput) -> Boxes:
         y = y[0][0] if isinstance(y[0], tuple) else y[0]
     head: Any = output.module.model[-1]  # type: ignore[index]
     if getattr(output.module, "end2end", False):
-        return _end_to_end(output, y[0], logits)
+        return _read_end_to_end(output, y[0], logits)
     count = head.nc
     is_turned = type(head).__name__.startswith("OBB")
     boxes = y[0, :4].T.detach()
@@ -129,22 +129,23 @@ def _yolo(output: ModelOutput) -> Boxes:
     )
 
 
-def _end_to_end(output: ModelOutput, rows: Tensor, logits: Any) -> Boxes:
+def _read_end_to_end(output: ModelOutput, rows: Tensor, logits: Any) -> Boxes:
     """Read boxes that a head has selected itself.
+
+    The branch of the head that gives the boxes (one2one) is computed from detached maps,
+    and has no gradients. So the anchor of each box is found, as the one with the same
+    score. The number of the box is the logit of the other branch (one2many) there.
 
     Args:
         rows: the boxes [300, 6]: corners in pixels, score and class.
         logits: the raw output of both branches of the head, by name.
-
-    The branch that the boxes come from (one2one) is computed from detached maps, and has
-    no gradients. So each box is traced to its anchor, which is the one with the same
-    score, and its number is the logit of the other branch (one2many) at this anchor."""
+    """
     classes = rows[:, 5].long()
     with torch.no_grad():
         branch_scores = logits["one2one"]["scores"][0].sigmoid()
         anchors = (branch_scores[classes] - rows[:, 4:5]).abs().argmin(dim=1)
     numbers = logits["one2many"]["scores"][0].T[anchors]
-    # the most confident one first
+    # the most confident box first
     kept = [
         LabelledBox(row, int(classes[row]))
         for row in rows[:, 4].argsort(descending=True).tolist()
@@ -161,18 +162,19 @@ def _end_to_end(output: ModelOutput, rows: Tensor, logits: Any) -> Boxes:
 
 
 def _corners(boxes: Tensor) -> Tensor:
-    """Left, top, right and bottom of boxes [N, 4] of a centre, a width and a height."""
+    """Left, top, right and bottom of boxes, [N, 4], which are given as centre, width and
+    height, [N, 4]."""
     center = boxes[:, :2]
     size = boxes[:, 2:]
     return torch.cat((center - size / 2, center + size / 2), dim=1)
 
 
 def _bounds(boxes: Tensor, angles: Tensor) -> Tensor:
-    """The upright boxes around boxes that are turned.
+    """The upright boxes around rotated boxes.
 
     Args:
-        boxes: [N, 4] of a centre, a width and a height, before they are turned.
-        angles: [N] in radians.
+        boxes: centre, width and height of each box before its rotation, [N, 4].
+        angles: the rotations in radians, [N].
 
     Returns:
         Left, top, right and bottom, [N, 4].
@@ -195,13 +197,13 @@ def _is_torchvision_detector(output: ModelOutput) -> bool:
     return isinstance(value[0], dict) and {"boxes", "labels", "scores"} <= {*value[0]}
 
 
-def _torchvision_boxes(output: ModelOutput) -> Boxes:
-    """Read boxes that the model has decoded itself. Each has a score for one class, and
-    zeros for all others."""
+def _read_torchvision(output: ModelOutput) -> Boxes:
+    """Read boxes that the model has decoded itself. Each box has a score for one class; its
+    scores for other classes are 0."""
     (answer,) = output.value
     labels = answer["labels"]
     scores = answer["scores"]
-    # a model without a list of classes has at least those of its labels
+    # at least one class more than the greatest label
     counts = (labels + 1).tolist()
     count = max(1, len(output.names), _class_count(output.module), *counts)
     names = output.names
@@ -223,8 +225,8 @@ def _torchvision_boxes(output: ModelOutput) -> Boxes:
 
 
 def _class_count(module: nn.Module) -> int:
-    """How many classes a detector of torchvision has, with the background; 0 for another
-    model."""
+    """How many classes a detector of torchvision has, the background among them; 0 for
+    another model."""
     for submodule in module.modules():
         if not type(submodule).__module__.startswith(_DETECTORS):
             continue
@@ -238,11 +240,11 @@ def _class_count(module: nn.Module) -> int:
 
 @contextmanager
 def weak_boxes_too(module: nn.Module) -> Iterator[float | None]:
-    """Let a detector of torchvision also return boxes below its threshold, in this block.
+    """In this block, let a detector of torchvision also return boxes below its threshold.
 
-    Otherwise a model with random weights often returns none, and there is nothing to take
-    gradients of. Weak boxes change nothing of the others, since NMS keeps the stronger one
-    of two, and the strongest hundred are returned.
+    Without them a model with random weights often returns no box, and there is nothing to
+    take gradients of. The other boxes stay the same: of two boxes NMS keeps the stronger
+    one, and only the strongest hundred are returned.
 
     Yields:
         The threshold that was taken away; None for other models.
@@ -274,14 +276,15 @@ def _is_detr(output: ModelOutput) -> bool:
     return has_logits and output.tensor("pred_boxes", 3) is not None
 
 
-def _detr(output: ModelOutput) -> Boxes:
+def _read_detr(output: ModelOutput) -> Boxes:
     """Read boxes as `post_process_object_detection` of each family does.
 
-    DETR and YOLOS have a softmax, whose last column is "no object", and each query is at
-    most one object. RT-DETR and Deformable DETR have a sigmoid for each class: a query may
-    be objects of several classes, but there are no more objects than queries."""
+    In DETR and YOLOS each query has a softmax over the classes and "no object", which is the
+    last column. A query is at most one object. In RT-DETR and Deformable DETR each class has
+    a sigmoid. A query may be several objects, of different classes, but in all there are at
+    most as many objects as queries."""
     logits = output.value["logits"][0]
-    # boxes are shares of the input, whatever the library resized it from
+    # boxes are given as shares of the input's size
     height, width = output.input_size
     size = logits.new_tensor([width, height, width, height])
     config = getattr(output.module, "config", None)
@@ -309,11 +312,12 @@ def _detr(output: ModelOutput) -> Boxes:
     )
 
 
-def _mask_queries(output: ModelOutput) -> Regions:
+def _read_mask_queries(output: ModelOutput) -> Regions:
     """Read regions of MaskFormer and Mask2Former as `post_process_semantic_segmentation`
-    does: each query has scores of classes, of which the last is "no object", and a mask.
+    does: each query has a mask, and scores of the classes and of "no object", which is last.
 
-    The number of a class is its logit of the query that contributes most to its region."""
+    The number of a class is a logit: that of the query that contributes most to the region
+    of the class."""
     logits = output.value["class_queries_logits"][0]
     with torch.no_grad():
         classes = logits.softmax(dim=1)[:, :-1]
@@ -330,8 +334,8 @@ def _mask_queries(output: ModelOutput) -> Regions:
 
 
 def _is_plain_segmentation(output: ModelOutput) -> bool:
-    """Whether a model of no library returns scores of pixels: maps of the input's size, or
-    a few maps of a half or a quarter of it. Other maps are features."""
+    """Whether the output is one tensor of scores of pixels: maps of the input's size, or at
+    most _MOST_CLASSES maps of a half or a quarter of that size. Other maps are features."""
     scores = output.tensor("", 4)
     if scores is None:
         return False
@@ -343,7 +347,7 @@ def _is_plain_segmentation(output: ModelOutput) -> bool:
 
 
 def _is_depth(output: ModelOutput) -> bool:
-    """Whether a model of no library returns a number for each pixel."""
+    """Whether the output is one map [1, h, w] of the input's size."""
     depth = output.tensor("", 3)
     return depth is not None and depth.shape[1:] == output.input_size
 
@@ -353,7 +357,7 @@ def _is_depth(output: ModelOutput) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """Models whose outputs are read alike."""
+    """Models whose outputs are read in the same way."""
 
     title: str
     matches: Callable[[ModelOutput], bool]
@@ -361,14 +365,14 @@ class Family:
     default: str
     """The target without `--target`, as a user would write it."""
     layers: Callable[[nn.Module], Sequence[str]] = field(default=lambda module: ())
-    """Names the layers of a model whose maps enter the head: `cam` shows them. None where
-    `cam` chooses by shapes."""
+    """Takes a model, and returns names of the layers whose maps enter its head, which `cam`
+    shows; an empty list if `cam` is to choose layers by their shapes."""
     has_bottleneck: bool = False
     """Whether `cam` also shows the maps of the lowest resolution."""
 
 
 def _at_path(module: nn.Module, path: str) -> Any:
-    """The attribute of a module at a dotted path; None where there is none."""
+    """The attribute of a module at a dotted path; None if there is none."""
     part: Any = module
     for name in path.split("."):
         part = getattr(part, name, None)
@@ -376,18 +380,16 @@ def _at_path(module: nn.Module, path: str) -> Any:
 
 
 def _first_of(*names: str) -> Callable[[nn.Module], list[str]]:
-    """Make a function for `Family.layers` that names the first of some modules that a model
-    has. Of an nn.ModuleList, which has no output, it names all items.
+    """Make a function for `Family.layers`. For a model, the function returns the first of
+    these names that the model has; for an nn.ModuleList, which has no output, the names of
+    its items; and an empty list if the model has none of the names.
 
     Args:
         *names: qualified names of modules, in order of preference.
-
-    Returns:
-        The function; it returns an empty list for a model that has none of the modules.
     """
 
     def layers(module: nn.Module) -> list[str]:
-        """Names the layers of a model."""
+        """Return the names of the layers in this model."""
         for name in names:
             part = _at_path(module, name)
             if isinstance(part, nn.ModuleList):
@@ -400,32 +402,34 @@ def _first_of(*names: str) -> Callable[[nn.Module], list[str]]:
 
 
 def _has(key: str, ndim: int) -> Callable[[ModelOutput], bool]:
-    """Make a function for `Family.matches`: whether `ModelOutput.tensor` finds one."""
+    """Make a function for `Family.matches`: whether an output has such a tensor (see
+    `ModelOutput.tensor`)."""
     return lambda output: output.tensor(key, ndim) is not None
 
 
-def _of_regions(
+def _regions_family(
     title: str, key: str, matches: Callable[[ModelOutput], bool] | None = None
 ) -> Family:
-    """A family of segmentations, whose scores of pixels [1, C, h, w] stand at a key of the
-    output.
+    """A family of segmentations, whose output has the scores of pixels, [1, C, h, w], at a
+    key.
 
     Args:
-        key: empty for the output itself.
-        matches: None for any output with a tensor of four axes there.
+        key: the key; empty for the output itself.
+        matches: `Family.matches`; None for any output with a tensor of four axes at the
+            key.
     """
 
     def read(output: ModelOutput) -> Regions:
-        """Takes the scores of the one image for regions."""
+        """Read the regions of the image from its scores."""
         scores = output_at(output.value, key)[0]
-        # One or three channels that no library calls scores may be a picture.
+        # without a key, one or three channels may be a picture, and no classes
         noun = "channel" if not key and len(scores) in (1, 3) else "class"
         return Regions(scores, output.input_size, output.names, noun=noun)
 
     return Family(title, matches or _has(key, 4), read, default="top1")
 
 
-def _of_values(
+def _values_family(
     title: str,
     key: str,
     ndim: int,
@@ -435,10 +439,10 @@ def _of_values(
     """A family whose answer is one tensor of its output.
 
     Args:
-        key: of the tensor in the output; empty for the output itself.
-        ndim: how many axes it has; the first has the length 1.
+        key: the key of the tensor in the output; empty for the output itself.
+        ndim: how many axes the tensor has; the first one has the length 1.
         kinds: `Values.kinds`.
-        matches: None for any output with such a tensor.
+        matches: `Family.matches`; None for any output with such a tensor.
     """
 
     def read(output: ModelOutput) -> Values:
@@ -460,58 +464,61 @@ _EMBEDDINGS = (
 )
 
 FAMILIES = (
-    Family("a detector of Ultralytics", _is_yolo, _yolo, "box", _yolo_layers),
+    Family("a detector of Ultralytics", _is_yolo, _read_yolo, "box", _yolo_layers),
     Family(
         "a detector of torchvision",
         matches=_is_torchvision_detector,
-        read=_torchvision_boxes,
+        read=_read_torchvision,
         default="box",
         layers=_first_of("backbone"),
     ),
     Family(
         "a detector of transformers",
         matches=_is_detr,
-        read=_detr,
+        read=_read_detr,
         default="box",
         layers=_first_of("model.decoder_input_proj", "model.input_projection"),
     ),
     Family(
         "a segmentation by queries",
         matches=_has("masks_queries_logits", 4),
-        read=_mask_queries,
+        read=_read_mask_queries,
         default="top1",
     ),
-    _of_regions("a segmentation of torchvision", "out"),
-    _of_regions("a segmentation of transformers", "logits"),
+    _regions_family("a segmentation of torchvision", "out"),
+    _regions_family("a segmentation of transformers", "logits"),
     replace(
-        _of_regions("a segmentation", "", _is_plain_segmentation), has_bottleneck=True
+        _regions_family("a segmentation", "", _is_plain_segmentation),
+        has_bottleneck=True,
     ),
-    _of_values("a depth estimator", "predicted_depth", 3, _OF_DEPTH),
-    _of_values("a depth estimator", "", 3, _OF_DEPTH, _is_depth),
-    _of_values("an estimator of poses", "heatmaps", 4, ("keypoint", "mean")),
+    _values_family("a depth estimator", "predicted_depth", 3, _OF_DEPTH),
+    _values_family("a depth estimator", "", 3, _OF_DEPTH, _is_depth),
+    _values_family("an estimator of poses", "heatmaps", 4, ("keypoint", "mean")),
     *(
-        _of_values("an encoder", key, ndim, ("norm", "mean"))
+        _values_family("an encoder", key, ndim, ("norm", "mean"))
         for key, ndim in _EMBEDDINGS
     ),
 )
-"""In the order in which they are tried; the first that matches reads the output. An
-output of four axes is an encoder's only where it is not a segmentation."""
+"""In the order in which they are tried; the first family that matches reads the output. So
+an output of four axes is taken for an encoder's only if it is no segmentation."""
 
 
 class Reading(NamedTuple):
-    """An output as its family reads it."""
+    """The answer that a family has read from an output."""
 
     family: Family
     answer: Answer
 
     def value(self, target: Target) -> TargetValue | None:
-        """The number that a target means in this answer. None where `Target.value` finds
-        it: the target names a key or a layer, or the family has no answer to it but any
-        model may have such a target.
+        """The number that a target means in this answer.
+
+        Returns:
+            None if `Target.value` has to find the number: the target names a key or a
+            layer, or the answer has no such target, but the target is general.
 
         Raises:
             UsageError: no model of the family has such a target.
-            NothingFoundError: only this image lacks it.
+            NothingFoundError: this image does not have the target, but another one may.
         """
         if target.keys or target.layer is not None:
             return None
@@ -527,12 +534,12 @@ class Reading(NamedTuple):
 
     @property
     def detections(self) -> tuple[Detection, ...]:
-        """The objects of a detector; none for other models."""
+        """The objects of a detector; empty for other models."""
         return self.answer.detections if isinstance(self.answer, Boxes) else ()
 
     @property
     def remark(self) -> str:
-        """Why a detector has found no object; empty where it has found one, and for other
+        """Why a detector has found no object; empty if it has found one, and for other
         models."""
         if isinstance(self.answer, Boxes) and not self.answer.kept:
             return self.answer.shortage
@@ -545,9 +552,9 @@ class Reading(NamedTuple):
 
     @property
     def score_channels(self) -> int | None:
-        """How many maps the answer has: of scores, keypoints or depth; None where it is no
-        maps. A last layer with as many channels returns the answer itself, which is no
-        evidence for it."""
+        """How many maps of scores, keypoints or depth the answer has; None if it has no
+        maps. A last layer with as many channels returns the answer itself, and so no
+        evidence for the answer."""
         answer = self.answer
         if isinstance(answer, Regions):
             return len(answer.scores)
@@ -561,13 +568,13 @@ class Reading(NamedTuple):
 def read(
     model: LoadedModel, output: Any, arg: Tensor, threshold: float | None = None
 ) -> Reading | None:
-    """Read a model's output as its family does; None for a classifier, and for a model of
-    no family.
+    """Read a model's output by the model's family; None for a classifier, and for a model
+    of no family.
 
     Args:
-        output: of the model.
-        arg: the model's first argument, [1, C, H, W]; only its height and width count.
-        threshold: what `weak_boxes_too` has yielded; None where it was not used.
+        output: the output of the model.
+        arg: the model's first argument, [1, C, H, W]; only its height and width are read.
+        threshold: what `weak_boxes_too` has yielded; None if it was not used.
     """
     if isinstance(output, Tensor) and output.ndim == 2 and model.scores is not None:
         return None

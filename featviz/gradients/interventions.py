@@ -30,9 +30,10 @@ def refusal(option: str, text: str, message: str, hint: str | None) -> UsageErro
     """The error for a value of an option.
 
     Args:
-        option: without dashes.
+        option: the name of the option, without dashes.
         text: the value as the user typed it.
-        message: what is wrong; it goes on behind option and value, as ` cannot be read`.
+        message: what is wrong, as the end of a sentence that begins with option and value:
+            ` cannot be read`.
         hint: what helps.
     """
     return UsageError(
@@ -55,9 +56,9 @@ class Intervention:
     selectors: str
     """The layers, as in `--layers`."""
     channels: tuple[int, ...]
-    """Indices, each once; none for a change of all channels."""
+    """Indices, each once; empty for a change of all channels."""
     numbers: tuple[float, ...]
-    """A factor, a standard deviation, or the lower and the upper limit; none of
+    """A factor, a standard deviation, or the lower and the upper limit; empty for
     `ablate`."""
 
     @property
@@ -67,28 +68,31 @@ class Intervention:
 
     @property
     def zeroed(self) -> tuple[int, ...]:
-        """The channels that it sets to zero: those of `ablate`, and of a factor of 0."""
+        """The channels that the change sets to zero, by `ablate` or by a factor of 0."""
         if self.operation == "ablate":
             return self.channels
         return self.channels if self.numbers[:1] == (0,) else ()
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
-        """The error for this change; the message goes on behind its title."""
+        """The error for this change; `message` is the end of a sentence that begins with the
+        title."""
         return refusal(self.option, self.text, message, hint)
 
 
-# The functions of `InterventionKind.apply`. None works in place: the model may also use
-# the output under another name.
+# The functions of `InterventionKind.apply`. None of them changes a tensor in place, since
+# the model may also use it elsewhere.
 
 
-def _zero(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
-    """Sets the channels to 0. A product with 0 would keep their NaN."""
+def _set_to_zero(
+    change: Intervention, output: Tensor, axis: int, noise: Generator
+) -> Tensor:
+    """Set the channels to 0. A product with 0 would not do: NaN would stay NaN."""
     return output.index_fill(axis, _indices(change, output), 0)
 
 
 def _scale(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
-    """Multiplies the channels by the factor."""
-    # a factor for each channel, 1 for those that are not named
+    """Multiply the channels by the factor."""
+    # a factor for each channel of the output, which is 1 for channels that are not named
     factors = output.new_ones(output.shape[axis])
     factors = factors.index_fill(0, _indices(change, output), change.numbers[0])
     shape = [1] * output.ndim
@@ -104,17 +108,17 @@ def _indices(change: Intervention, output: Tensor) -> Tensor:
 
 
 def _clamp(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
-    """Limits all values to the two numbers of the change; NaN stays NaN."""
+    """Limit all values to the range of the two numbers of the change; NaN stays NaN."""
     return output.clamp(*change.numbers)
 
 
 def _add_noise(
     change: Intervention, output: Tensor, axis: int, noise: Generator
 ) -> Tensor:
-    """Adds normal noise, whose standard deviation is the number of the change."""
+    """Add normal noise, whose standard deviation is the number of the change."""
     import torch
 
-    # drawn on the CPU in float32, so that each device and precision has the same
+    # drawn on the CPU in float32, so that the noise is the same for each device and type
     return output + change.numbers[0] * torch.randn(output.shape, generator=noise).to(
         output
     )
@@ -123,9 +127,9 @@ def _add_noise(
 def _scale_gradient(
     change: Intervention, output: Tensor, axis: int, noise: Generator
 ) -> Tensor:
-    """Multiplies the gradient by the number of the change, in the backward pass; values
-    stay."""
-    # a hook on the tensor itself would act on all that uses it under another name
+    """Multiply the gradient by the number of the change, in the backward pass. Values stay
+    as they are."""
+    # on a copy: a hook on the output itself would also act where it is used elsewhere
     if output.requires_grad:
         output = output.clone()
         output.register_hook(partial(operator.mul, change.numbers[0]))  # type: ignore[no-untyped-call]
@@ -137,13 +141,13 @@ class InterventionKind:
     """A kind of change."""
 
     option: str
-    """`ablate` or `edit`, which takes it."""
+    """The option that takes it: `ablate` or `edit`."""
     pattern: str
-    """What the text behind the selectors must match, without spaces."""
+    """A regular expression for the text behind the selectors, without spaces."""
     example: str
     apply: Callable[[Intervention, Tensor, int, Generator], Tensor]
-    """Takes the change, the output, the axis of its channels (-1 where the change names
-    none), and a source of noise. Returns another tensor."""
+    """Takes the change, the output, the channel axis of the output (-1 if the change names
+    no channels), and a source of noise. Returns the changed output as a new tensor."""
 
 
 _CHANNELS = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
@@ -154,7 +158,7 @@ INTERVENTIONS = {
         option="ablate",
         pattern=_CHANNELS,
         example="'layer3.*.relu:5,17' or 'conv1:0-3'",
-        apply=_zero,
+        apply=_set_to_zero,
     ),
     "channel": InterventionKind(
         option="edit",
@@ -193,7 +197,7 @@ def parse(option: str, text: str) -> Intervention:
     Raises:
         UsageError: the text has another form, or the lower limit is above the upper one.
     """
-    # the last colon: selectors may hold one (`re:`, `fn:`), and changes hold none
+    # the last colon, since selectors may have colons (`re:`, `fn:`), and changes have none
     selectors, _, change_text = text.rpartition(":")
     change_text = re.sub(r"\s", "", change_text)
     examples = []
@@ -227,12 +231,12 @@ def parse(option: str, text: str) -> Intervention:
             )
         return change
     raise refusal(
-        option, text, _misread(option, text), f"for example {', '.join(examples)}"
+        option, text, _fault_of_text(option, text), f"for example {', '.join(examples)}"
     )
 
 
-def _misread(option: str, text: str) -> str:
-    """What is wrong with a text that no kind of change matches, as a message goes on."""
+def _fault_of_text(option: str, text: str) -> str:
+    """What is wrong with a text that no kind of change matches, for `refusal`."""
     if re.fullmatch("[^:]*:?", text) is None:
         return " cannot be read"
     lacking = "channels" if option == "ablate" else "change"
@@ -253,18 +257,18 @@ def intervene(
     """Make some changes to a layer's output, one after the other.
 
     Args:
-        changes: those of this layer, in their order.
-        layer: its name, for messages.
-        output: what the layer returned, of any type; it stays as it is.
+        changes: the changes of this layer, in their order; may be empty.
+        layer: the layer's name, for messages.
+        output: what the layer returned, of any type; it is not changed in place.
         axis_of: takes a tensor and a change, and returns the axis of the tensor that
-            counts channels; raises the error of the change where that is not known.
+            counts channels; raises UsageError if that is not known.
         noise: the source of noise, on the CPU.
 
     Returns:
-        The changed output; `output` itself without changes.
+        The changed output; `output` itself if there are no changes.
 
     Raises:
-        UsageError: the output is not a tensor, or lacks one of the channels.
+        UsageError: the output is not a tensor, or does not have one of the channels.
     """
     from torch import Tensor
 
@@ -281,7 +285,14 @@ def intervene(
 
 
 def _check_channels(change: Intervention, layer: str, count: int) -> None:
-    """Refuse a change of channels that an output lacks; it has `count` of them."""
+    """Refuse a change of channels that are not in an output of `count` channels.
+
+    Args:
+        layer: the layer's name, for the message.
+
+    Raises:
+        UsageError: there are such channels.
+    """
     beyond = [str(channel) for channel in change.channels if channel >= count]
     if beyond:
         raise change.error(

@@ -1,6 +1,6 @@
-"""The forward pass of one input with its interventions and, where gradients are wanted,
-the backward pass; the likeliest classes of an output, and how far two outputs are
-apart."""
+"""The forward pass of one input with its interventions, and if gradients are wanted, the
+backward pass. Also the likeliest classes of an output, and the largest change between two
+outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from featviz.text import counted, layer_named, listed, quoted
 
 log = logging.getLogger(__name__)
 
-# classes of a prediction
+# a prediction has at most this many classes
 _MOST_CLASSES = 5
 
 
@@ -46,33 +46,33 @@ class PassPlan:
     options: PassOptions
     target: Target
     target_layer: Layer | None
-    """The layer whose output the target is of; None where it is the model's."""
+    """The layer whose output has the target; None if the model's output has it."""
     changes: Mapping[Layer, Sequence[Intervention]]
     """The interventions of each layer, in the order of the options."""
     backward: bool
     """Whether gradients are wanted."""
     changes_values: bool
-    """Whether some intervention changes values, and not only gradients."""
+    """Whether an intervention changes values; `grad*X` changes only gradients."""
 
 
 def plan(
     model: LoadedModel, options: PassOptions, blank: Sequence[Tensor], book: HintBook
 ) -> PassPlan:
     """Match the options with a model's layers. If there are interventions or gradients,
-    the model runs once on zeros, so that what cannot work is refused before anything is
-    written; options that changed nothing are named in a warning.
+    the model runs once on zeros, so that options that cannot work are refused before
+    anything is written. A warning names the options that changed nothing.
 
     Args:
         options: as the user gave them; interventions and target are text.
         blank: the model's arguments, zeros.
-        book: the hints for inputs of their shape; the pass on zeros may fill it.
+        book: the hints for inputs of the shape of `blank`; the pass on zeros may fill it.
 
     Raises:
-        UsageError: there is no such layer or target, a change cannot be made, or the
-            model runs in ONNX Runtime, and has neither.
+        UsageError: there is no such layer or target, a change cannot be made, or the model
+            runs in ONNX Runtime, which has no gradients and takes no changes.
         ForwardError: the model fails on zeros.
     """
-    # all layers, not only those that are drawn: an intervention may change any of them
+    # all layers, since an intervention may change a layer that is not drawn
     layers = list_layers(model.module)
     runtime = computed_by(model.module)
     if runtime is not None and (options.gradients or options.interventions):
@@ -97,7 +97,8 @@ def plan(
         changes_values=changes_values,
     )
     if plan.backward or changes:
-        outcome = Outcome()  # if zeros hold no object, which is no error here
+        # stays empty if a detector finds no object in zeros, which is no error here
+        outcome = Outcome()
         with (
             suppress(NothingFoundError),
             in_eval_mode(model.module, plan.backward),
@@ -110,14 +111,14 @@ def plan(
 
 
 def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[Layer]:
-    """The layers that an intervention changes. Selectors that match nothing beside others
-    that do are named in a warning.
+    """The layers that an intervention changes. If only some of its selectors match a layer,
+    a warning names the others.
 
     Args:
-        layers: all of the model.
+        layers: all layers of the model.
 
     Raises:
-        UsageError: the selectors match no layer, or are of functions.
+        UsageError: no selector matches a layer, or one selects functions.
     """
     parsed = selectors.parse(change.selectors)
     if selectors.of_functions(parsed):
@@ -135,8 +136,12 @@ def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[L
 
 
 def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
-    """The layer of `layer:NAME`, by any of its names; None for a target of the output.
-    UsageError where there is no such layer."""
+    """The layer that a target names, by its name or an alias; None for a target in the
+    model's output.
+
+    Raises:
+        UsageError: there is no such layer.
+    """
     if target.layer is None:
         return None
     for layer in layers:
@@ -153,20 +158,20 @@ def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
 def watched(
     model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]
 ) -> Iterator[Watched]:
-    """Place the hooks that capture layers, and those of interventions and of the target,
-    for any number of inputs. All are removed at the end of the block.
+    """In this block, have hooks on a model that capture layers, make interventions, and keep
+    the output of the target's layer. Any number of inputs can be shown.
 
     Args:
-        plan: of this model.
-        layers: those to capture; none captures nothing.
+        plan: the plan that was made of this model.
+        layers: the layers to capture; may be empty.
     """
     hooks = Watched(model, plan, layers)
-    # the layer of the target may not be changed, but its output is kept
+    # `Watched.change` also keeps the output of the target's layer
     changed = set(plan.changes)
     if plan.backward and plan.target_layer is not None:
         changed.add(plan.target_layer)
     changes = {layer: partial(hooks.change, layer) for layer in changed}
-    # a weak box may be the target
+    # a box below the detector's threshold may be the target, too
     of_output = plan.target.layer is None and not plan.target.keys
     candidates: AbstractContextManager[float | None] = nullcontext()
     if plan.backward and of_output:
@@ -191,25 +196,27 @@ class Watched:
     reading: Reading | None = None
     """The last output as its family reads it; None for a model of no family."""
     threshold: float | None = None
-    """What `families.weak_boxes_too` has yielded; None where it is not in force."""
+    """What `families.weak_boxes_too` has yielded; None if it is not used."""
     _book: HintBook | None = None
-    """The hints of the pass under way; None during a pass without changes."""
+    """The hints of the current pass; None in the pass without interventions."""
     _noise: torch.Generator = field(default_factory=torch.Generator)
     _ran: set[Layer] = field(default_factory=set)
-    """The layers that were changed in this pass."""
+    """The layers that were changed in the current pass."""
     _target_outputs: list[Any] = field(default_factory=list)
-    """The outputs of the calls of the target's layer in this pass."""
+    """The outputs of the calls of the target's layer in the current pass."""
 
     def change(self, layer: Layer, output: Any) -> Any:
-        """Change a layer's output, and keep a copy of it if the target is of this layer.
+        """Make the interventions of a layer in its output. If the layer is that of the
+        target, keep a copy of the output.
 
         Returns:
-            The changed output; None where it stays as it is, as of torch's forward hooks.
+            The changed output; or None, which for a forward hook of torch means that the
+            output stays as it is.
 
         Raises:
             UsageError: the change cannot be made to this output.
         """
-        if self._book is None:  # the undisturbed pass
+        if self._book is None:  # the pass without interventions
             return None
         changes = self.plan.changes.get(layer, ())
         if changes:
@@ -221,7 +228,7 @@ class Watched:
         if layer == self.plan.target_layer:
             target_output = output
             if isinstance(output, Tensor):
-                # a later in-place operation would change what the target is
+                # copied, since a later operation may change the output in place
                 target_output = output.clone()
             self._target_outputs.append(target_output)
         return output if changes else None
@@ -230,37 +237,37 @@ class Watched:
         self, args: Sequence[Tensor], book: HintBook, sink: Sink
     ) -> tuple[Outcome, Recorder]:
         """Run the model on an input with its interventions, and if gradients are wanted,
-        backward from the target. If interventions change values, the model runs without
-        them before, and both outputs are compared.
+        backward from the target. If interventions change values, the model first runs
+        without them, and the two outputs are compared.
 
         Args:
             args: the model's arguments, on any device.
-            book: the hints for inputs of their shape.
+            book: the hints for inputs of the shape of `args`.
             sink: takes what the hooks capture.
 
         Returns:
-            The model's answer, and the recorder of the hooks, whose counts are those of
-            this input.
+            The model's answer, and the recorder of the hooks with the counts of this input.
 
         Raises:
-            UsageError: this output has no such target, or a change cannot be made; a
-                NothingFoundError where another image may have the target.
+            UsageError: the output has no such target, or a change cannot be made.
+            NothingFoundError: the output has no such target, but that of another image may
+                have it.
             ForwardError: the model fails.
         """
         model = self.model
         plan = self.plan
         inputs = [arg.to(model.device) for arg in args]
-        undisturbed = self._undisturbed(inputs, book) if plan.changes else None
+        undisturbed = self._undisturbed_output(inputs, book) if plan.changes else None
         target_value = None
-        with self._under_way(book, sink) as relu_calls:
+        with self._one_pass(book, sink) as relu_calls:
             if plan.backward:
-                # The backward pass runs checkpointed parts of the model again, which read
-                # the attributes that the forward pass has left.
+                # Attributes are put back only after the backward pass: it runs checkpointed
+                # parts of the model again, which read the attributes of the forward pass.
                 with kept_attributes(model.module):
                     output, target_value = self._forward_and_back(inputs, book)
             else:
                 output = forward(model.module, inputs, self.recorder)
-        if target_value is None:  # else `_forward_and_back` has read it
+        if target_value is None:  # `_forward_and_back` has read its output already
             self.reading = families.read(model, output, inputs[0], self.threshold)
         outcome = self._outcome(output, undisturbed)
         if target_value is not None:
@@ -271,28 +278,29 @@ class Watched:
                 focus=target_value.focus,
             )
         if plan.changes or relu_calls is not None:
-            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relu_calls)))
+            outcome = replace(
+                outcome, idle=tuple(_idle_messages(plan, self._ran, relu_calls))
+            )
         return outcome, self.recorder
 
     @contextmanager
-    def _under_way(self, book: HintBook, sink: Sink) -> Iterator[Counter[str] | None]:
-        """Let the hooks capture and change in this block, for one pass.
+    def _one_pass(self, book: HintBook, sink: Sink) -> Iterator[Counter[str] | None]:
+        """In this block, which runs one pass, let the hooks capture and change outputs.
 
         Args:
-            book: the hints for inputs of this shape; if it is empty, this pass fills it.
+            book: the hints for inputs of this shape; if it is empty, the pass fills it.
             sink: takes what the hooks capture.
 
         Yields:
-            How often a ReLU was called, under `relu`; None under the plain rule of
-            gradients.
+            How often a ReLU was called, under `relu`; None for `--grad-rule plain`.
         """
         self._book = book
         self._ran = set()
         self._target_outputs = []
-        # the same noise for each image: its pictures do not depend on other images
+        # each image gets the same noise, so that its pictures do not depend on others
         self._noise.manual_seed(self.plan.options.seed)
         following: AbstractContextManager[Any] = nullcontext()
-        # the first image alone is followed
+        # only the first image fills the book
         if not book.is_traced:
             following = book.traced(self.model.module, self.layers)
         rule: AbstractContextManager[Counter[str] | None] = nullcontext()
@@ -308,12 +316,11 @@ class Watched:
             self.recorder.begin(None)
 
     def _outcome(self, output: Any, undisturbed: Any) -> Outcome:
-        """The classes, boxes or regions of an output, and how far interventions have
+        """The classes, boxes or regions of an output, and how much interventions have
         changed it.
 
         Args:
-            undisturbed: the output without interventions; None where these change no
-                values.
+            undisturbed: the output without interventions; None if these change no values.
         """
         model = self.model
         outcome = Outcome(top_classes(output, model.categories, model.scores))
@@ -324,7 +331,6 @@ class Watched:
                 regions=self.reading.regions,
                 remark=self.reading.remark,
             )
-        # the same image went through twice: as it is, and with the changes
         if self.plan.changes_values:
             largest, nonfinite = largest_change(tensors(undisturbed), tensors(output))
             outcome = replace(
@@ -336,10 +342,10 @@ class Watched:
             )
         return outcome
 
-    def _undisturbed(self, inputs: Sequence[Tensor], book: HintBook) -> Any:
-        """The output without interventions, from the same random numbers; None where no
-        intervention changes values. If the book is empty, this pass fills it: where an
-        intervention returns another tensor, the image cannot be followed."""
+    def _undisturbed_output(self, inputs: Sequence[Tensor], book: HintBook) -> Any:
+        """Run the model without interventions, from the same random numbers, and return its
+        output; None if no intervention changes values. An empty book is filled here, since
+        the image cannot be followed through the new tensors of interventions."""
         if book.is_traced and not self.plan.changes_values:
             return None
         module = self.model.module
@@ -352,26 +358,27 @@ class Watched:
         self, args: Sequence[Tensor], book: HintBook
     ) -> tuple[Any, TargetValue]:
         """Run the model forward, and backward from the target. Hooks on tensors take the
-        gradients; parameters get none.
+        gradients; the `grad` of parameters is not touched.
 
         The input requires gradients, so that even a frozen model has a graph. The model
-        gets a copy of it, since torch allows no in-place operation on the input itself.
+        gets a copy of the input, since torch allows no in-place change of a leaf.
 
         Args:
-            args: the model's arguments, on its device.
+            args: the model's arguments, on the model's device.
             book: the hints of this pass.
 
         Returns:
             The model's output, and the target in it.
 
         Raises:
-            UsageError: this output has no such target, or no gradient flows back.
+            UsageError: the output has no such target, or no gradient flows back.
+            ForwardError: the model fails.
         """
         model = self.model
         target = self.plan.target
         # the leaves of the graph, at which the backward pass ends
         inputs = [arg.clone() for arg in args]
-        for arg in inputs:  # indices and masks can have no gradient
+        for arg in inputs:  # tensors of indices and masks can have no gradient
             arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
         output = forward(model.module, [arg.clone() for arg in inputs], self.recorder)
         self.reading = families.read(model, output, args[0], self.threshold)
@@ -393,8 +400,8 @@ class Watched:
         return output, value
 
     def _target_output(self, book: HintBook) -> Any:
-        """The output of the last call of the target's layer, or the target's channel of
-        it.
+        """The output of the last call of the target's layer, or the channel of this output
+        that the target names.
 
         Raises:
             UsageError: the layer did not run, or has no such channel.
@@ -404,7 +411,7 @@ class Watched:
             raise target.error(
                 ": the layer does not run", "`featviz layers MODEL` counts calls"
             )
-        # of several calls the last, which is nearest to the output
+        # the last call is the nearest to the model's output
         output = self._target_outputs[-1]
         if target.channel is None or not isinstance(output, Tensor):
             return output
@@ -423,8 +430,8 @@ def _channel_axis(
     """The axis of a layer's output that counts channels.
 
     Args:
-        tensor: the output; only its shape counts.
-        asking: the option that names a channel; the error is one of it.
+        tensor: the output; only its shape is read.
+        asking: the intervention or the target that names a channel, for the error.
 
     Raises:
         UsageError: it is not known which axis that is.
@@ -440,14 +447,14 @@ def _channel_axis(
     return axis
 
 
-def _idle(
+def _idle_messages(
     plan: PassPlan, ran: set[Layer], relu_calls: Counter[str] | None
 ) -> Iterator[str]:
     """A message for each option that changed nothing in a pass.
 
     Args:
-        ran: the layers that were changed.
-        relu_calls: what `_under_way` has yielded.
+        ran: the layers whose output was changed.
+        relu_calls: what `_one_pass` has yielded.
     """
     if relu_calls is not None and not relu_calls:
         yield (
@@ -475,11 +482,11 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
         take: called with the site of each output, the output, and its gradient; may
             raise LayoutError.
     """
-    # the one place where a float tensor outlives its hook
+    # only here is a float tensor kept after its hook has returned
     outputs = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
-        """Keeps an output, or hands a gradient on with the output that it belongs to."""
+        """Keep an output, or hand a gradient to `take` together with its output."""
         kind = KINDS[site.kind]
         if not kind.backward:
             outputs[site] = tensor.clone()
@@ -495,27 +502,27 @@ def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
 
 @contextmanager
 def relu_rule(name: str) -> Iterator[Counter[str]]:
-    """Let gradients pass every ReLU, module or function, by another rule in this block. The
-    model itself is not changed. The gradient at the input of a ReLU, with x as this input
-    and g as the gradient at its output, is 0 but for:
+    """In this block, let gradients pass every ReLU, module or function, by another rule. The
+    model itself is not changed. With x as the input of a ReLU and g as the gradient at its
+    output, the gradient at its input is as follows, and elsewhere 0:
 
     - plain: g where x > 0
     - guided: g where x > 0 and g > 0 (Springenberg et al., arXiv 1412.6806, section
       3.4)
     - deconv: g where g > 0 (Zeiler and Fergus, arXiv 1311.2901, section 2.1)
 
-    Enter it before any other block that watches functions. These then see the ReLU, and
-    not the functions that stand in for it.
+    Enter this block before any other block that watches functions. Such a block then sees
+    the ReLU, and not the functions that `relu` below calls.
 
     Args:
-        name: `guided` or `deconv`; plain is what happens without this block.
+        name: `guided` or `deconv`; without this block the rule is plain.
 
     Yields:
         How often a ReLU was called, under `relu`.
     """
     calls = Counter[str]()
-    # The hook of a node gets the gradients at its input, which torch has set to 0 where x
-    # is not above 0, and those at its output.
+    # The hook of a node gets two lists: the gradients at its input, which torch has set to 0
+    # where x <= 0 (index 0), and those at its output (index 1).
     index = {"guided": 0, "deconv": 1}[name]
 
     def rectify(*gradients: Sequence[Tensor]) -> tuple[Tensor]:
@@ -524,7 +531,8 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
     def relu(
         func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """A ReLU in place of torch's, counted, whose gradient goes through `rectify`."""
+        """Stand in for torch's ReLU: count the call, and send the gradient through
+        `rectify`."""
         calls["relu"] += 1
         # relu(input, inplace), relu_(input), Tensor.relu(self)
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
@@ -544,14 +552,14 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
 
 def check_names(model: LoadedModel, blank: Sequence[Tensor]) -> None:
-    """Refuse a file of --classes with more or fewer names than the classifier has classes:
-    none of them would be used.
+    """Refuse a file of --classes if it does not have a name for each class of the
+    classifier: then none of its names would be used.
 
     Args:
         blank: the model's arguments, zeros.
 
     Raises:
-        UsageError: with both numbers.
+        UsageError: the numbers of names and classes differ.
         ForwardError: the model fails.
     """
     if not model.names_file:
@@ -576,22 +584,23 @@ def top_classes(
     """The likeliest classes of an output, at most five, the likeliest first.
 
     Args:
-        output: of a model.
-        categories: names of its classes; used if there are as many.
-        scores: the key of the output at which the scores [1, K] are; empty for the output
-            itself, None where it has none.
+        output: the output of a model.
+        categories: names of the model's classes; ignored unless there are K of them.
+        scores: the key at which the output has its scores [1, K]; empty for the output
+            itself, None if it has no scores.
 
     Returns:
-        Empty where the output has no scores, those of one class only, or some that are
-        not finite.
+        The classes; none if the output has no scores, if K is 1, or if not all scores are
+        finite.
     """
     logits = _logits(output, scores)
     if logits is None:
         return ()
     names: Sequence[str | None] = [None] * len(logits)
-    if len(categories) == len(logits):  # else they belong to another head
+    # another number of names belongs to another head of the model
+    if len(categories) == len(logits):
         names = categories
-    # scores that are probabilities already cannot be told from logits
+    # also for scores that are probabilities already: they cannot be told from logits
     probabilities = logits.softmax(0)
     classes = []
     for index in logits.topk(min(_MOST_CLASSES, len(logits))).indices.tolist():
@@ -602,11 +611,11 @@ def top_classes(
 
 
 def _logits(output: Any, scores: str | None) -> Tensor | None:
-    """The scores of a classifier's classes, float [K] on the CPU; None where `top_classes`
-    returns nothing.
+    """The scores of a classifier's classes, float [K] on the CPU; None if the output has no
+    scores, if K is 1, or if not all scores are finite.
 
     Args:
-        scores: as of `top_classes`.
+        scores: as in `top_classes`.
     """
     if scores is None:
         return None
@@ -626,22 +635,21 @@ def _logits(output: Any, scores: str | None) -> Tensor | None:
 def largest_change(
     before: Sequence[Tensor], after: Sequence[Tensor]
 ) -> tuple[float | None, int]:
-    """Compare the tensors of two outputs. They cannot be compared where there are none,
-    their numbers or shapes differ, or `to_floats` takes one of them for no tensor of real
-    numbers.
+    """Compare the tensors of two outputs. Both must have the same number of tensors, at
+    least one, of the same shapes, and all of real numbers.
 
     Args:
         before: the tensors of one output, in their order.
-        after: the tensors of the other.
+        after: the tensors of the other output.
 
     Returns:
-        The largest absolute difference of values that are finite in both outputs; None
-        where they cannot be compared. And how many values are NaN or infinite in one
-        output, and something else in the other.
+        The largest absolute difference of values that are finite in both outputs, and how
+        many values are NaN or infinite in one output, and something else in the other. If
+        the outputs cannot be compared, None and 0.
     """
     try:
-        old_values = [_exact(tensor) for tensor in before]
-        new_values = [_exact(tensor) for tensor in after]
+        old_values = [_as_doubles(tensor) for tensor in before]
+        new_values = [_as_doubles(tensor) for tensor in after]
     except LayoutError:
         return None, 0
     shapes = [values.shape for values in old_values]
@@ -658,11 +666,11 @@ def largest_change(
     return largest, int((~finite & ~same).sum())
 
 
-def _exact(tensor: Tensor) -> Tensor:
-    """The values in float64, on the CPU.
+def _as_doubles(tensor: Tensor) -> Tensor:
+    """The values of a tensor in float64, on the CPU.
 
     Raises:
-        LayoutError: as from `to_floats`.
+        LayoutError: the tensor is not of real numbers.
     """
     values = tensor.detach()
     floats = to_floats(values)

@@ -8,8 +8,8 @@ a target needs no torch.
     layer:NAME[:CHANNEL]      the mean of a layer's output, or of one channel of it
 
 A kind of target is one entry of `TARGETS`. The model's family (`gradients.families`)
-finds the number of `box`, `pixel` and `keypoint`, and of `class` where the model is no
-classifier."""
+finds the number of `box`, `pixel` and `keypoint`, and if the model is no classifier, that of
+`class`, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FORMS = "class:NAME, class:N, box, mean, output[KEY]:mean or layer:NAME:CHANNEL
 _LAYER = re.compile(r"layer:(?P<name>[^:]+)(?::(?P<channel>\d{1,18}))?", re.ASCII)
 _OUTPUT = re.compile(r"output(?P<keys>(?:\[[^\]]+\])+)(?::(?P<kind>.+))?")
 _LISTED = 8
-"""Tensors of an output, or names of classes, that an error lists."""
+"""An error lists at most this many tensors of an output, or names of classes."""
 
 
 class TargetValue(NamedTuple):
@@ -46,11 +46,11 @@ class TargetValue(NamedTuple):
     number: Tensor
     """One value, which gradients are taken of."""
     title: str
-    """For people: a class by its name, or `class 281` without one; other targets as the
-    user typed them."""
+    """For people: a class by its name, or `class 281` if the name is not known; another
+    target as the user typed it."""
     focus: Detection | Integers | None = None
-    """The box, or the mask [h, w] of the region, that the target means; None where it
-    means no part of the image."""
+    """The box, or the mask [h, w] of the region, that the target means; None if it means no
+    part of the image."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Target:
     """For `class` and `box` an index or a name; for `pixel` `X,Y`; for `keypoint` an
     index; else empty."""
     keys: tuple[str, ...] = ()
-    """The keys that lead to a tensor inside the output; none for the output itself."""
+    """The keys that lead to a tensor inside the output; empty for the output itself."""
     layer: str | None = None
-    """The name of a layer, whose output is meant; None for the model's output."""
+    """The name of the layer whose output is meant; None for the model's output."""
     channel: int | None = None
-    """A channel of that layer's output; None for all of it."""
+    """A channel of that layer's output; None for all channels."""
     is_default: bool = False
-    """Whether the user named no target. The default of the model's family then takes the
-    place of this one."""
+    """Whether the user named no target. If so, the default of the model's family replaces
+    this target."""
 
     @property
     def is_general(self) -> bool:
@@ -85,12 +85,12 @@ class Target:
         """The number that the target means in an output.
 
         Args:
-            output: of the model; where the target names a layer, the output of this layer
-                or its channel.
-            categories: names of the model's classes, as far as they are known.
+            output: the output of the model; or of the target's layer or channel, if the
+                target names one.
+            categories: names of the model's classes; empty if they are not known.
             scores: `LoadedModel.scores`: the key at which the output has scores of
-                classes, empty for the output itself, None where the model is no
-                classifier. It does not matter where the target has keys of its own.
+                classes; empty for the output itself, None if the model is no classifier.
+                Not used if the target has keys of its own.
 
         Raises:
             UsageError: the output has no such number.
@@ -106,15 +106,17 @@ class Target:
         return target_kind.value(self, self._tensor(output), categories)
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
-        """The error for this target; the message goes on behind its text."""
+        """The error for this target; `message` is the end of a sentence that begins with the
+        target."""
         return interventions.refusal("target", self.text, message, hint)
 
     def _tensor(self, output: Any) -> Tensor:
-        """The tensor at the target's keys inside an output, as one that torch can add up:
-        not sparse, and not float8.
+        """The tensor at the target's keys inside an output. A sparse tensor is made dense,
+        and a float8 one is made float32, since torch cannot add up either.
 
         Raises:
-            UsageError: no tensor is there, or it holds integers, which have no gradient.
+            UsageError: there is no tensor at the keys, or it holds integers, which have no
+                gradient.
         """
         from torch import Tensor
 
@@ -144,15 +146,15 @@ class Target:
 def _reduction(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
-    """The `mean`, `sum` or `norm` of all values, by torch's method of this name."""
+    """The `mean`, `sum` or `norm` of all values, by the method of Tensor with this name."""
     return TargetValue(getattr(tensor, target.kind)(), target.text)
 
 
 def _only_of_families(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
-    """Refuse a target that only some families of models have, such as `box`: their
-    answers have found its number before (`gradients.answers`).
+    """Refuse a target that only some families of models have, such as `box`. For a model of
+    such a family, its answer (`gradients.answers`) has found the number already.
 
     `Target.is_general` recognises these kinds of targets by this function.
 
@@ -179,11 +181,11 @@ def _class_examples(count: int) -> str:
 def _class_score(
     target: Target, tensor: Tensor, categories: Sequence[str]
 ) -> TargetValue:
-    """The score of the likeliest class, or of the one that the target names.
+    """The score of the likeliest class, or of the class that the target names.
 
     Args:
         tensor: scores [1, K].
-        categories: names of the classes; used if there are K of them.
+        categories: names of the classes; ignored unless there are K of them.
 
     Raises:
         UsageError: the tensor has another shape, or there is no such class.
@@ -195,7 +197,8 @@ def _class_score(
         )
     scores = tensor[0]
     names: Sequence[str] = ()
-    if len(categories) == len(scores):  # else they belong to another head
+    # another number of names belongs to another head of the model
+    if len(categories) == len(scores):
         names = categories
     if target.kind == "top1":
         index = int(scores.argmax())
@@ -214,12 +217,12 @@ def class_index(
     target: Target, count: int, names: Sequence[str], examples: Sequence[str]
 ) -> int:
     """The index of the class that a target names. Digits are an index, even if a class is
-    called `3`; other names count in upper or lower case.
+    called `3`. In names, upper and lower case are the same.
 
     Args:
         target: its argument is the index or the name.
         count: how many classes there are.
-        names: of the classes, as far as they are known.
+        names: names of the classes; empty if they are not known.
         examples: targets of this output, for the hint.
 
     Raises:
@@ -243,7 +246,7 @@ def class_index(
         )
     else:
         hint = f"the classes are {listed(names, _LISTED)}; a number is one, too"
-        # names of ImageNet are long: people remember one word of them, or misspell them
+        # people remember one word of a long name of ImageNet, or misspell the name
         near = [class_name for class_name in lower_names if name in class_name]
         near = near or get_close_matches(name, lower_names)
         if near:
@@ -261,10 +264,10 @@ class TargetKind:
     """Takes the target, the tensor and the names of the classes. Returns the number, or
     raises UsageError."""
     of_classes: bool = False
-    """Whether the tensor is that of the scores of classes, if the target names no other.
-    """
+    """Whether the number is a score of a class. If so, a target without keys means the
+    tensor of scores."""
     argument: str = ""
-    """A regular expression for `:ARGUMENT` behind its name; empty where it takes none."""
+    """A regular expression for `:ARGUMENT` behind its name; empty if it takes none."""
 
 
 TARGETS = {
@@ -283,7 +286,7 @@ def parse(text: str | None) -> Target:
     """Read a target.
 
     Args:
-        text: a value of `--target`; None is the default of the model's family, or the
+        text: a value of `--target`; None for the default of the model's family, or for the
             likeliest class of a classifier.
 
     Raises:
@@ -291,7 +294,7 @@ def parse(text: str | None) -> Target:
     """
     if text is None:
         return Target("top1", kind="top1", is_default=True)
-    # names of layers may hold anything but a colon
+    # the name of a layer may have any character but a colon
     layer = _LAYER.fullmatch(text)
     if layer is not None:
         channel = None
@@ -325,7 +328,7 @@ def parse(text: str | None) -> Target:
 
 def output_at(output: Any, key: str) -> Any:
     """A part of a model's output: the value at a key of a mapping, the item at an index of
-    a tuple or list, or an attribute of another object. None where there is none.
+    a tuple or list, or an attribute of another object; None if there is no such part.
 
     Args:
         key: as text, also for an index; empty for the output itself.
@@ -347,7 +350,7 @@ def output_at(output: Any, key: str) -> Any:
 
 
 def _prefix(target: Target) -> str:
-    """The keys of a target as one types them before its kind, `output[out]:`; empty for a
+    """The keys of a target as they are typed before its kind, `output[out]:`; empty for a
     target without keys."""
     if not target.keys:
         return ""
@@ -355,7 +358,7 @@ def _prefix(target: Target) -> str:
 
 
 def _examples(output: Any) -> str:
-    """A hint with targets that an output of any model has."""
+    """A hint with targets that fit an output of any type."""
     first = outline(output).partition(" ")[0]
     if first == "output":
         return "targets here: norm"
@@ -380,20 +383,20 @@ def outline(output: Any) -> str:
     return listed(tensors, _LISTED) or f"a {type(output).__name__} without tensors"
 
 
-# The options of a pass together
+# The options of a pass
 
 PAIRED = ("output", "grad")
 """The capture kinds for pairs of an output and its gradient."""
 
 
 def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
-    """The options of a pass, completed for what is drawn: a class activation map captures
-    gradients besides outputs.
+    """The options of a pass, with gradients added to its captures if a class activation map
+    is drawn, which needs them.
 
     Args:
         passes: as the user gave them.
         draw: as the user gave them.
-        seed: of the noise of interventions.
+        seed: the seed for the noise of interventions.
     """
     if draw.weighs and passes.capture == ("output",):
         passes = structs.replace(passes, capture=PAIRED)
@@ -404,11 +407,11 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
     """Refuse options that contradict each other or would do nothing, before any work.
 
     Args:
-        options: after `for_drawing`.
-        draw: what is drawn of the captures.
+        options: the result of `for_drawing`.
+        draw: how the captures are drawn.
 
     Raises:
-        UsageError: with the options; also where a target or a change cannot be read.
+        UsageError: there are such options, or a target or a change cannot be read.
     """
     made_of = ""
     if draw.weighs and options.capture != PAIRED:
