@@ -1,7 +1,7 @@
 """The images that excite each channel most, ranked while batches go through the model.
 
-For each channel only the numbers of the best K images are kept, so memory goes with the
-channels and not with the images; `crops` reads those images again."""
+For each channel, only the numbers of its best K images are kept, so memory does not grow
+with the number of images. `crops` reads these images again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from featviz.run.study import Batch
 RankBy = Literal["max", "mean"]
 
 _NO_IMAGE = 2**62
-"""The number of an image where there is none: of equal values it comes last."""
+"""Stands for "no image" among the numbers of images: of equal values, it comes last."""
 _MAX_BOOKS = 8
-"""Input shapes whose hints are kept, besides that of the first image."""
+"""Input shapes whose hints are kept at most, besides that of the first image."""
 
 
 @dataclass(frozen=True)
@@ -41,41 +41,42 @@ class ExemplarSource:
     shape: tuple[int, ...]
     """The tensor's shape for the first image."""
     channels: int
-    """How many channels its maps have."""
+    """How many channels the tensor has."""
 
 
 class Strongest(NamedTuple):
-    """The value with which an image is ranked in each of C channels."""
+    """The value that ranks an image in each of C channels."""
 
     values: Floats
-    """[C]; NaN or -inf where the channel has no finite value."""
+    """[C]; NaN or -inf for a channel without a finite value."""
     positions: Integers
-    """[C, 4]: row and column of the value in the map, rows and columns of the map; -1
-    where the whole map counts, where the tensor is not a map of the input, and where it
-    has several slices."""
+    """[C, 4]: row and column of the value in the map, then the numbers of rows and columns
+    of the map. All are -1 if the mean of the map ranks images, if the tensor is not a map
+    of the input, or if it has several slices."""
     is_zero: np.ndarray
     """bool [C]: whether the whole map is zero."""
 
 
 class TopImages(NamedTuple):
-    """The best K images of C channels so far, the best first; of equal values the
+    """The best K images of each of C channels so far, the best first; of equal values, the
     earlier image first."""
 
     values: Floats
-    """[C, K]; -inf where there is no image."""
+    """[C, K]; -inf for a rank without an image."""
     images: Integers
-    """[C, K]: numbers among the samples; _NO_IMAGE where there is none."""
+    """[C, K]: numbers of images among the samples; _NO_IMAGE for a rank without an image."""
     positions: Integers
-    """[C, K, 4], as in `Strongest`."""
+    """[C, K, 4]; see `Strongest.positions`."""
     is_zero: np.ndarray
-    """bool [C]: whether the map was zero in every image, also in those not among the best."""
+    """bool [C]: whether the map was zero in all images so far, the best and all others."""
 
     @classmethod
     def empty(cls, channels: int, top: int) -> TopImages:
         """The ranking before the first image.
 
         Args:
-            top: how many images are kept for each channel.
+            channels: number of channels, C.
+            top: how many images are kept for each channel, K.
         """
         return cls(
             values=np.full((channels, top), -np.inf, np.float32),
@@ -85,17 +86,17 @@ class TopImages(NamedTuple):
         )
 
     def with_image(self, image: int, strongest: Strongest) -> TopImages:
-        """The ranking with one image more; not in channels whose value of it is not
-        finite.
+        """The ranking after one more image. Channels in which the image's value is not
+        finite do not rank it.
 
         Args:
-            image: its number among the samples, above those of all before.
-            strongest: its values in all C channels.
+            image: number of the image among the samples, higher than all before.
+            strongest: the image's values in all C channels.
         """
         finite = np.isfinite(strongest.values)
         new_values = np.where(finite, strongest.values, np.float32(-np.inf))
         is_zero = self.is_zero & strongest.is_zero
-        # the common case after some hundred images: nothing to sort
+        # after some hundred images, most change nothing
         if not (new_values >= self.values[:, -1]).any():
             return self._replace(is_zero=is_zero)
         new_images = np.where(finite, image, _NO_IMAGE)
@@ -104,7 +105,8 @@ class TopImages(NamedTuple):
         positions = np.concatenate(
             [self.positions, strongest.positions[:, None]], axis=1
         )
-        # stable, so that of equal values the earlier image stays first; K + 1 become K
+        # stable: of equal values, the earlier image stays first. The last of K + 1 is
+        # dropped.
         order = np.argsort(-values, axis=1, kind="stable")[:, :-1]
         return TopImages(
             np.take_along_axis(values, order, 1),
@@ -115,10 +117,11 @@ class TopImages(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """An image's values at a tensor, until the model is through with its batch."""
+    """An image's values at a tensor. It is ranked when the whole batch has gone through
+    the model."""
 
     image: int
-    """Its number among the samples."""
+    """Number of the image among the samples."""
     site: CaptureSite
     strongest: Strongest
 
@@ -131,15 +134,15 @@ class TakenOfBatch(NamedTuple):
 
 
 class ExemplarCollector:
-    """Ranks the images that excite each channel most, for each class apart.
+    """Ranks the images that excite each channel most, with a ranking for each class.
 
-    First `recorder` is set, the one whose hooks call `keep_candidates`. Then, for each
-    batch, `Study.show` calls `begin_batch`, runs the model, whose hooks hand tensors to
-    `keep_candidates`, and calls `taken_of_batch`, and `add_batch` with what that gave. Of
-    an image that failed, nothing stays."""
+    First the caller sets `recorder`, whose hooks call `keep_candidates`. Then, for each
+    batch, `Study.show` calls `begin_batch`; runs the model, whose hooks pass tensors to
+    `keep_candidates`; and passes the result of `taken_of_batch` to `add_batch`. An image
+    that failed is not ranked."""
 
     is_large = False
-    """What is taken of an image is six numbers for each channel."""
+    """Only six numbers for each channel are kept of an image."""
 
     def __init__(
         self,
@@ -153,17 +156,17 @@ class ExemplarCollector:
         """Run the model once, to learn which tensors have channels.
 
         Args:
-            layers: those whose tensors are ranked.
+            layers: the layers whose tensors rank images.
             blank: the model's arguments for the first image's shape, [1, C, H, W] each.
-            rank_by: the largest value of an image's map, or its mean.
+            rank_by: `max` ranks an image by the largest value of its map, `mean` by the
+                mean.
             top: how many images are kept for each channel.
-            classes: the class of each sample; None for all where classes are not told
-                apart.
+            classes: the class of each sample; a None for each without `--per-class`.
         """
         self.sources: dict[CaptureSite, ExemplarSource] = {}
-        """The tensors that are ranked."""
+        """The tensors whose channels rank images."""
         self.skipped: dict[str, str] = {}
-        """Why calls of layers are not ranked, by the layer's label and the call."""
+        """The reasons why calls of layers are skipped, by label and call: `relu.call1`."""
         self.recorder: Recorder | None = None
         """The recorder whose hooks call `keep_candidates`; set before the first batch."""
         self._model = model
@@ -173,7 +176,8 @@ class ExemplarCollector:
         self._rank_by = rank_by
         self._classes = classes
         self._batch = Batch((), [])
-        """The batch that goes through the model; empty where `keep_candidates` takes nothing."""
+        """The batch that goes through the model. While it is empty, `keep_candidates` does
+        nothing."""
         self._candidates: list[_Candidate] = []
         with (
             in_eval_mode(model.module),
@@ -184,7 +188,7 @@ class ExemplarCollector:
         self._note_skipped(recorder.skipped)
         self.never_ran = [layer.label for layer in recorder.never_ran]
         self.class_names = sorted(set(classes), key=str)
-        """Each class once; None alone where classes are not told apart."""
+        """Each class once; [None] without `--per-class`."""
         self.tops: dict[tuple[CaptureSite, str | None], TopImages] = {}
         """The rankings, by tensor and class."""
         for source in self.sources.values():
@@ -194,12 +198,12 @@ class ExemplarCollector:
                 )
 
     def _add_sources(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the first pass: add a tensor, and parts of it such as a class token,
-        to `sources`.
+        """Called by the hooks of the first pass: add a tensor, and parts of it such as a
+        class token, to `sources`.
 
         Raises:
-            LayoutError: it has no channels, which the recorder notes as the reason why
-                its layer is skipped.
+            LayoutError: the tensor has no channels. The recorder keeps this as the reason
+                why the layer is skipped.
         """
         for key, maps in to_maps(tensor, self._book.of_tensor(site, tensor)).items():
             source = ExemplarSource(
@@ -211,21 +215,22 @@ class ExemplarCollector:
             self.sources[source.site] = source
 
     def _note_skipped(self, skipped: Sequence[Skip]) -> None:
-        """Add reasons to `skipped`, where a call has none yet."""
+        """Add reasons to `skipped`. The first reason of a call counts."""
         for skip in skipped:
             call = f".call{skip.call}" if skip.call else ""
             self.skipped.setdefault(skip.label + call, skip.reason)
 
     @property
     def fault(self) -> Exception | None:
-        """A bug of featviz inside a hook, to tell it from a fault of the model."""
+        """An error inside a hook of featviz, as opposed to one inside the model; None if
+        there was none."""
         return None if self.recorder is None else self.recorder.fault
 
     def begin_batch(self, batch: Batch) -> None:
-        """Start a batch, and forget the candidates of the one before, which may have
-        failed. For the first batch of each input shape, an image may go through the
-        model once more, to follow where its values lie."""
-        self._batch = Batch((), [])  # `keep_candidates` takes nothing in that pass
+        """Begin a batch, and forget the candidates of the batch before, which may have
+        failed. For the first batch of an input shape, one more pass may be run, which
+        follows the image to learn the layouts of tensors."""
+        self._batch = Batch((), [])  # `keep_candidates` does nothing in that pass
         self._candidates = []
         self._book = self._book_of(batch)
         self._batch = batch
@@ -234,7 +239,7 @@ class ExemplarCollector:
             self.recorder.skipped.clear()
 
     def _book_of(self, batch: Batch) -> HintBook:
-        """The hints for inputs of the batch's shape, made anew where none are kept."""
+        """The hints for inputs of the batch's shape. They are kept for the next batches."""
         module = self._model.module
         shape = (1, *batch.inputs[0].shape[1:])
         if shape in self._books:
@@ -246,20 +251,20 @@ class ExemplarCollector:
                 forward(
                     module, [arg[:1].to(self._model.device) for arg in batch.inputs]
                 )
-        # in a folder of photos each may have a size of its own, and a book for it
+        # photos may all have different sizes: do not keep hints for all of them
         if len(self._books) > _MAX_BOOKS:
             self._books = {self._first_book.input_shape: self._first_book}
         self._books[shape] = book
         return book
 
     def taken_of_batch(self) -> TakenOfBatch:
-        """What the hooks took of the batch."""
+        """The candidates of the batch, and the reasons why calls of layers were skipped."""
         skipped = [] if self.recorder is None else self.recorder.skipped
         return TakenOfBatch(self._candidates, skipped)
 
     def add_batch(self, taken: TakenOfBatch) -> None:
-        """Rank the images of a batch, now that the model is through with them. Batches
-        come in the order of the images."""
+        """Rank the images of a batch that has gone through the model. Batches must come in
+        the order of the images."""
         for candidate in taken.candidates:
             key = candidate.site, self._classes[candidate.image]
             self.tops[key] = self.tops[key].with_image(
@@ -268,18 +273,19 @@ class ExemplarCollector:
         self._note_skipped(taken.skipped)
 
     def keep_candidates(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks: keep the values of each image of the batch at a tensor,
-        as candidates.
+        """Called by the hooks: keep the values of each image of the batch at a tensor, as
+        candidates.
 
         Args:
-            tensor: of the whole batch; only six numbers of each channel and image
-                outlive the hook.
+            site: where the tensor was captured.
+            tensor: the tensor of the whole batch. Only six numbers for each channel and
+                image are kept.
 
         Raises:
             LayoutError: the tensor cannot be divided among the images of the batch, or
                 its channels are not those of the first image.
         """
-        if not self._batch.images:  # hints are being learnt
+        if not self._batch.images:  # this is the pass of `begin_batch`
             return
         tensors = self._image_tensors(site, tensor)
         for image, image_tensor in zip(self._batch.images, tensors, strict=True):
@@ -293,12 +299,12 @@ class ExemplarCollector:
                 self._candidates.append(_Candidate(image, source.site, strongest))
 
     def _image_tensors(self, site: CaptureSite, tensor: Tensor) -> Sequence[Tensor]:
-        """The tensor of each image. The first axis must count images, or windows of
-        images.
+        """Divide a tensor among the images of the batch. Its first axis must count images,
+        or windows of images.
 
         Raises:
-            LayoutError: there are several images, and it counts something else, or what
-                it counts is unknown.
+            LayoutError: there are several images, and the first axis counts something
+                else, or the tensor is not one of `sources`.
         """
         images = len(self._batch.images)
         if images == 1:
@@ -322,8 +328,8 @@ def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
     values count.
 
     Args:
-        maps: those of one image, [C, S, H, W], on any device.
-        rank_by: `max`, or `mean` of the whole map, which has no position.
+        maps: the maps of one image, [C, S, H, W], on any device.
+        rank_by: `max`; or `mean` of the whole map, which has no position.
     """
     flat = maps.data.flatten(1)
     positions = np.full((len(flat), 4), -1)
@@ -331,12 +337,12 @@ def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
     if rank_by == "mean":
         means = flat.mean(1)
         finite = flat.isfinite()
-        # one NaN in a map would hide what all its other values say
+        # one NaN would make the mean NaN
         if not finite.all():
             means = torch.where(finite, flat, 0).sum(1) / finite.sum(1)
         return Strongest(means.cpu().numpy(), positions, is_zero)
     values, at = flat.max(1)
-    # NaN is the maximum of what holds one
+    # the maximum of a map with NaN is NaN
     if not values.isfinite().all():
         values, at = torch.where(flat.isfinite(), flat, -torch.inf).max(1)
     slices, height, width = maps.data.shape[1:]

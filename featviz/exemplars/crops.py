@@ -1,4 +1,4 @@
-"""Tiles of exemplars: the images are read again, and cut to what a unit sees of them."""
+"""Tiles of exemplars: the images are read again, and cut to what a unit sees."""
 
 from __future__ import annotations
 
@@ -33,29 +33,31 @@ _FRAME_INSIDE = "#ffd400"
 _MIN_FRAME = 6
 """Pixels of a frame's side at least."""
 _MAX_CACHED_BYTES = 2**28
-"""Bytes of images that are kept; images beyond are read again for each layer."""
+"""Bytes of images in memory at most; all further images are read again for each layer."""
 _MAX_CACHED_SHAPES = 8
-"""Input shapes whose receptive fields are kept."""
+"""Input shapes whose receptive fields are kept at most."""
 
 
 class MapPosition(NamedTuple):
-    """A value in a map of rows × columns."""
+    """The position of a value in a map."""
 
     row: int
     column: int
     rows: int
+    """How many rows the map has."""
     columns: int
+    """How many columns the map has."""
 
 
 class _SeenImage(NamedTuple):
     """An image as the model saw it."""
 
     number: int
-    """Its number among the samples."""
+    """Number of the image among the samples."""
     picture: Image.Image
     """RGB."""
     args: Sequence[Tensor]
-    """The model's arguments without their values, on the device meta."""
+    """The model's arguments, on the device meta: only their shapes are kept."""
 
 
 @dataclass
@@ -66,23 +68,24 @@ class CropReader:
     inputs: InputOptions
     sources: Sequence[ExemplarSource]
     fields: dict[tuple[int, ...], dict[CaptureSite, ReceptiveField]]
-    """Receptive fields of all sources, by the shape of the input: those that are known
-    before, to which others are added."""
+    """Receptive fields of all sources, by the shape of the input. The fields of further
+    shapes are added when they are needed."""
     _cache: dict[int, _SeenImage | None] = field(default_factory=dict)
-    """Images that were read, by number; None for one that vanished."""
+    """Images in memory, by number; None for an image that could not be read again."""
     _cached_bytes: int = 0
-    """Bytes of all images that were read, kept or not."""
+    """Bytes of all images that were read, in memory or not."""
 
     def tiles(
         self, source: ExemplarSource, top: TopImages, channels: Sequence[int]
     ) -> dict[int, list[ExemplarTile]]:
-        """The exemplars of some channels, by channel, the best first. The tile of an
-        image that cannot be read again is empty, and the user is warned.
+        """The exemplars of some channels, by channel, the best first. If an image cannot be
+        read again, the user is warned, and its tile is empty.
 
         Args:
-            source: the tensor whose channels these are.
-            top: the ranking of its channels.
-            channels: those that are shown. All their tiles are in memory at once.
+            source: a tensor.
+            top: the best images of all channels of the tensor.
+            channels: the channels whose exemplars are returned. The tiles of all of them
+                are in memory at the same time.
         """
         empty = Image.new("RGB", (TILE, TILE), _BACKGROUND)
         tiles = {}
@@ -103,8 +106,8 @@ class CropReader:
         return tiles
 
     def _exemplars(self, top: TopImages, channel: int) -> list[Exemplar]:
-        """A channel's exemplars, the best first, still without `box`, for which images
-        are read again; none of a channel that is zero in every image."""
+        """A channel's exemplars, the best first; none if the channel is zero in every
+        image. `box` is still None, since the images have to be read for it."""
         exemplars: list[Exemplar] = []
         if top.is_zero[channel]:
             return exemplars
@@ -115,7 +118,7 @@ class CropReader:
                 Exemplar(
                     image=self.study.samples[number].name,
                     number=number,
-                    # the shortest decimals of the float32: 0.1, not 0.10000000149
+                    # the shortest text of the float32: 0.1, not 0.10000000149
                     value=float(str(top.values[channel, rank])),
                     place=[row, column] if row >= 0 else None,
                     map=map_size if row >= 0 else None,
@@ -127,9 +130,9 @@ class CropReader:
     def _field(
         self, source: ExemplarSource, args: Sequence[Tensor]
     ) -> ReceptiveField | None:
-        """The receptive field of a source in inputs of this shape; None where it is
+        """The receptive field of a source, for inputs of the shape of `args`; None if it is
         unknown."""
-        # fields are cut off at the edges of the input, so each shape has its own
+        # fields are cut off at the edges of the input, so each input shape has its own
         shape = tuple(args[0].shape)
         if shape not in self.fields:
             if len(self.fields) == _MAX_CACHED_SHAPES:
@@ -138,8 +141,8 @@ class CropReader:
         return self.fields[shape].get(source.site)
 
     def _seen_images(self, numbers: Sequence[int]) -> Iterator[_SeenImage]:
-        """Those of the images of these numbers that can be read, the ones in memory
-        first."""
+        """Yield the images of these numbers, first those in memory. Images that cannot be
+        read again are left out."""
         for number in numbers:
             seen = self._cache.get(number)
             if seen is not None:
@@ -149,7 +152,7 @@ class CropReader:
         for batch in batches(
             study.samples, study.model, self.inputs, 1, self._vanished, missing
         ):
-            # what the model saw, not the file: fields count pixels after crop and resize
+            # the image as the model saw it: fields count pixels after resizing and cropping
             pixels = to_rgb(study.model.preprocess.shown(batch.inputs)[0])
             args = [arg.to("meta") for arg in batch.inputs]
             seen = _SeenImage(batch.images[0], Image.fromarray(pixels), args)
@@ -159,8 +162,8 @@ class CropReader:
             yield seen
 
     def _vanished(self, number: int, error: FeatvizError) -> None:
-        """Warn that an image, which could be read before, cannot be read again, and do
-        not try it a third time."""
+        """Warn that an image, which could be read before, cannot be read again. It is not
+        tried a third time."""
         log.warning(
             "%s cannot be read again: %s",
             self.study.samples[number].name,
@@ -172,13 +175,13 @@ class CropReader:
 def _exemplar_tile(
     picture: Image.Image, receptive_field: ReceptiveField | None, exemplar: Exemplar
 ) -> ExemplarTile:
-    """Cut an exemplar to what its unit sees, which becomes its `box`; show the whole
-    image where that is not known.
+    """Cut the tile of an exemplar: what its unit sees, or the whole image if that is not
+    known. The returned exemplar has this part as its `box`.
 
     Args:
-        picture: the image as the model took it, resized and cropped; receptive fields
-            and `Exemplar.box` count its pixels.
-        receptive_field: of the exemplar's layer; None where it cannot be computed.
+        picture: the image as the model saw it, resized and cropped. Receptive fields and
+            `Exemplar.box` count its pixels.
+        receptive_field: receptive field of the exemplar's layer; None if it is unknown.
     """
     box: PixelBox | None = PixelBox(0, 0, picture.width, picture.height)
     largest = picture.height, picture.width
@@ -188,31 +191,32 @@ def _exemplar_tile(
         if receptive_field is not None:
             box = receptive_field.box(position.row, position.column)
             largest = receptive_field.largest
-    tile = cut(picture, box, largest, position)
+    tile = cut_tile(picture, box, largest, position)
     return ExemplarTile(replace(exemplar, box=None if box is None else list(box)), tile)
 
 
-def cut(
+def cut_tile(
     picture: Image.Image,
     box: PixelBox | None,
     largest: tuple[int, int],
     position: MapPosition | None = None,
 ) -> Image.Image:
-    """A crop of an image in the middle of a tile; an empty tile without a box.
+    """Cut a part out of an image, and draw it in the middle of a tile.
 
     Args:
-        picture: RGB, as the model took it.
-        box: what is cut out, in pixels of the picture; None where a unit sees nothing.
-        largest: height and width of the layer's largest crop, which fills a tile;
-            smaller ones are drawn to the same scale.
-        position: framed where the crop is the whole image, and so does not tell the
-            position.
+        picture: the image as the model saw it, RGB.
+        box: the part, in pixels of the picture; None, if a unit sees no pixel, makes an
+            empty tile.
+        largest: height and width of the layer's largest part. This one fills a tile;
+            smaller parts are drawn at the same scale.
+        position: position of the unit in its map. It is framed if the part is the whole
+            image, which does not tell the position.
     """
     tile = Image.new("RGB", (TILE, TILE), _BACKGROUND)
     if box is None:
         return tile
     crop = picture.crop(box)
-    # all crops of a layer have one scale: at the edge of an image a unit sees less
+    # one scale for all parts, though a unit at the edge of the image sees a smaller one
     crop = resized(crop, TILE / max(*largest, *crop.size))
     x = (TILE - crop.width) // 2
     y = (TILE - crop.height) // 2
@@ -225,14 +229,15 @@ def cut(
 
 
 def _draw_frame(tile: Image.Image, inside: PixelBox, position: MapPosition) -> None:
-    """Frame the cell of a map that covers a rectangle of the tile.
+    """Draw a frame around a position of a map. The map is stretched over a rectangle of
+    the tile.
 
     Args:
-        tile: is drawn on.
-        inside: the rectangle, in pixels of the tile, over which the map is stretched.
-        position: the cell.
+        tile: the tile, on which the frame is drawn.
+        inside: the rectangle, in pixels of the tile.
+        position: the position that is framed.
     """
-    # a cell may be a pixel wide, of which no frame would be seen
+    # a position may cover a pixel: the frame gets a size that can be seen
     cell_width = (inside.right - inside.left) / position.columns
     cell_height = (inside.bottom - inside.top) / position.rows
     width = max(_MIN_FRAME, cell_width)
@@ -240,8 +245,8 @@ def _draw_frame(tile: Image.Image, inside: PixelBox, position: MapPosition) -> N
     x = inside.left + (position.column + 0.5) * cell_width - width / 2
     y = inside.top + (position.row + 0.5) * cell_height - height / 2
     draw = ImageDraw.Draw(tile)
-    # Two colours, of which one differs from any picture. Lines of one pixel would fade
-    # in the smaller tiles of a layer's picture.
+    # Two colours, so that one of them can be seen on any picture. Lines of one pixel
+    # would fade when tiles are made smaller for a layer's picture.
     outside = [x - 2, y - 2, x + width + 1, y + height + 1]
     draw.rectangle(outside, outline=_FRAME_OUTSIDE, width=2)
     mark = [x, y, x + width - 1, y + height - 1]

@@ -1,5 +1,5 @@
 """The story of `exemplars`: from a model and images to the images that excite each
-channel most, as a picture of each channel, and a sheet of all channels of a layer."""
+channel most. They become a picture for each channel, and a sheet for each layer."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from featviz.text import TextTable, by, counted, layer_named, printable, safe_na
 log = logging.getLogger(__name__)
 
 _MAX_TILES = 2000
-"""Tiles in memory at a time, 100 MB."""
+"""Tiles in memory at the same time, which take 100 MB."""
 
 
 def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
-    """A row for each sheet, for people; with a column of classes where these are told
-    apart."""
+    """The record as a table for people, with a row for each sheet. With `--per-class`, it
+    has a column of classes."""
     per_class = any(row.class_name is not None for row in record.layers)
     headings = ["layer", "type", "channels", "receptive field", "sheet"]
     if per_class:
@@ -81,17 +81,18 @@ def find_exemplars(
         images: files, folders, archives, URLs or globs, as on the command line.
         options: `out` is the folder that is written; an earlier result in it is replaced
             only with `overwrite`.
-        progress: called with each image's name, its error if it failed, and the number
-            of images.
+        progress: called for each image with its name, its error if it failed, and the
+            number of all images.
 
     Returns:
-        The content of exemplars.json, which stands in `options.out` with the pictures.
+        The content of exemplars.json, which is written into `options.out` with the
+        pictures.
 
     Raises:
-        UsageError: no selected layer gives a tensor with channels, or none of them has
-            one of `options.channels`.
-        FeatvizError: no image can be shown to the model; and what
-            `run.study.begin_study` raises.
+        UsageError: no selected layer returns a tensor with channels, or none of these
+            tensors has one of `options.channels`.
+        FeatvizError: no image can be shown to the model; or `run.study.begin_study`
+            raises.
     """
     with begin_study(model, images, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
@@ -119,12 +120,11 @@ def find_exemplars(
         )
         sheets = _sheets(loaded, sources, fields, input_size, collector)
         rows = []
-        # Only now are pictures drawn: which images are the best is known when all have
-        # been seen.
+        # Pictures are drawn after all images were seen: only now the best are known.
         for sheet, drawn in zip(
-            sheets, _drawn(sheets, reader, options, folder), strict=True
+            sheets, _draw_sheets(sheets, reader, options, folder), strict=True
         ):
-            if isinstance(drawn, LayoutError):  # it has none of --channels
+            if isinstance(drawn, LayoutError):  # the tensor has none of --channels
                 collector.skipped.setdefault(sheet.row.label, drawn.message)
             else:
                 rows.append(drawn)
@@ -136,16 +136,16 @@ def find_exemplars(
 
 
 class _Sheet(NamedTuple):
-    """A sheet that is to be drawn."""
+    """What is needed to draw the sheet of a tensor."""
 
     source: ExemplarSource
-    """Where the tensor is captured."""
+    """The tensor."""
     top: TopImages
-    """The highest values of each channel, and their images."""
+    """The best images of each channel."""
     row: ExemplarLayer
-    """The tensor's record, without channels."""
+    """The tensor's record, still without channels."""
     is_framed: bool
-    """Whether tiles may be whole inputs, in which the place of a unit is framed."""
+    """Whether a tile may show the whole input with a frame around the unit's position."""
 
 
 def _sheets(
@@ -155,11 +155,13 @@ def _sheets(
     input_size: list[int],
     collector: ExemplarCollector,
 ) -> list[_Sheet]:
-    """What is to be drawn: a sheet for each tensor and class.
+    """The sheets that are to be drawn, one for each tensor and class.
 
     Args:
-        fields: receptive fields, as far as they are known.
+        sources: the tensors.
+        fields: receptive fields of tensors; unknown ones are missing.
         input_size: height and width of the first image as the model sees it.
+        collector: has the best images.
     """
     sheets = []
     for source in sources:
@@ -169,7 +171,7 @@ def _sheets(
             view = FieldOfView(
                 "unknown" if is_map_of_input(model, source) else "no place", input_size
             )
-        # a map of one value has no places that could be told apart
+        # a map of one value has only one position
         has_places = view.how != "no place" and max(source.shape[-2:]) > 1
         is_framed = has_places and view.size == input_size
         for number, class_name in enumerate(collector.class_names):
@@ -179,38 +181,40 @@ def _sheets(
     return sheets
 
 
-def _drawn(
+def _draw_sheets(
     sheets: Sequence[_Sheet],
     reader: CropReader,
     options: ExemplarOptions,
     folder: Folder,
 ) -> Iterator[ExemplarLayer | LayoutError]:
-    """Draw sheets, in this process or side by side in worker processes, and yield the
-    record of each, in order; an error where a sheet has none of the channels that are
-    asked for."""
+    """Draw sheets, in this process or in parallel worker processes. Yield the record of
+    each sheet, in order, or the error of a tensor that has none of `options.channels`."""
     study = reader.study
 
-    def drawn(numbers: Iterable[int]) -> Iterator[ExemplarLayer | LayoutError]:
-        """What became of the sheets of these numbers."""
+    def draw_some(numbers: Iterable[int]) -> Iterator[ExemplarLayer | LayoutError]:
+        """Draw the sheets with these numbers; yield a record or an error for each."""
         for number in numbers:
             try:
                 yield _draw_layer(reader, options, sheets[number], folder)
             except LayoutError as error:
                 yield error
 
-    def lost(number: int, error: workers.WorkerDiedError) -> ExemplarLayer:
-        """Of a worker that died there is no result without its sheet."""
+    def raise_lost(number: int, error: workers.WorkerDiedError) -> ExemplarLayer:
+        """Stop if a worker died: the result would lack its sheet."""
         raise error
 
     count = workers.worker_count(study.model, study.samples, None, backward=False)
     if count == 1:
-        return drawn(range(len(sheets)))
-    return workers.side_by_side(drawn([0]), len(sheets), drawn, count, Event(), lost)
+        return draw_some(range(len(sheets)))
+    first = draw_some([0])
+    return workers.side_by_side(
+        first, len(sheets), draw_some, count, Event(), raise_lost
+    )
 
 
 def class_names(samples: Sequence[Sample]) -> list[str]:
-    """The class of each sample: the name of the folder that its image lies in. A clip
-    is itself a folder of frames, and lies in that of its class."""
+    """The class of each sample: the name of the folder in which the image lies. A clip of
+    several files is a folder of frames, which lies in the folder of its class."""
     names = []
     for sample in samples:
         path = sample.path
@@ -226,13 +230,13 @@ def class_names(samples: Sequence[Sample]) -> list[str]:
 def _row(
     source: ExemplarSource, view: FieldOfView, number: int, class_name: str | None
 ) -> ExemplarLayer:
-    """A row of exemplars.json, before its channels are drawn.
+    """The row of a tensor in exemplars.json, still without channels.
 
     Args:
         view: what a unit sees of the image.
-        number: that of the class, which keeps names of sheets apart: two classes may
-            have one name after `safe_name`.
-        class_name: None where classes are not told apart.
+        number: number of the class. It is part of the sheet's file name, since `safe_name`
+            may give two classes the same name.
+        class_name: name of the class; None without `--per-class`.
     """
     site = source.site
     sheet = safe_name(f"{site.layer.index:03d}_{site.layer.label}")
@@ -265,7 +269,7 @@ def _record(
     """The content of exemplars.json.
 
     Args:
-        rows: of the tensors that were drawn.
+        rows: the rows of the tensors that were drawn.
     """
     failures = study.failures
     skipped = sorted(collector.skipped.items())
@@ -290,10 +294,10 @@ def _record(
 def _draw_layer(
     reader: CropReader, options: ExemplarOptions, to_draw: _Sheet, folder: Folder
 ) -> ExemplarLayer:
-    """Write the sheet of a tensor, and a picture of each channel that anything excites.
+    """Write the sheet of a tensor, and a picture of each channel that has exemplars.
 
     Args:
-        folder: the result's, in which `to_draw.row.sheet` is a path.
+        folder: folder of the result; `to_draw.row.sheet` is a path in it.
 
     Returns:
         The tensor's record, with its channels.
@@ -302,14 +306,14 @@ def _draw_layer(
         LayoutError: the tensor has none of the channels of --channels.
     """
     source, top, row, _ = to_draw
-    channels = _chosen(options, top)
+    channels = _choose(options, top)
     warn_of_missing(options.channels, {row.title: range(len(top.values))})
-    # fewer images than --top leave no empty columns
+    # if there are fewer images than --top, no columns are left empty
     count = min(top.values.shape[1], len(reader.study.samples))
     label = printable(layer_named(row.title))
     images_seen = len(reader.study.seen)
     title = _sheet_title(to_draw, label, len(channels), options.rank_by, images_seen)
-    # the third line says what a unit sees
+    # the third line of the title says what a unit sees
     _, _, view_note, *_ = title
     sheet = LayerPicture(title, len(channels), count)
     drawn_channels = []
@@ -318,12 +322,12 @@ def _draw_layer(
         tiles_by_channel = reader.tiles(source, top, channels[first : first + step])
         for channel, tiles in tiles_by_channel.items():
             path = None
-            # a channel that no image excites has no picture of its own
+            # a channel without exemplars has no picture of its own
             if tiles:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
                 lines = (f"{label}, channel {channel}", view_note)
                 _save(folder, path, draw_channel(lines, tiles, count))
-            # a class of which every image failed has no zeros either
+            # if all images of a class failed, `is_zero` is still True, but no value is 0
             is_zero = bool(top.is_zero[channel] and top.values[channel, 0] == 0)
             sheet_row = sheet.add_row(channel, tiles, is_zero=is_zero)
             exemplars = [exemplar for exemplar, _ in tiles]
@@ -332,9 +336,9 @@ def _draw_layer(
     return replace(row, channels=drawn_channels)
 
 
-def _chosen(options: ExemplarOptions, top: TopImages) -> list[int]:
-    """The channels that `--channels` chooses. Its rankings, `varied` too, are by the
-    value of the best image: how much a channel varies over images is not kept.
+def _choose(options: ExemplarOptions, top: TopImages) -> list[int]:
+    """The channels that `--channels` chooses. Both rankings, `top` and `varied`, use the
+    value of each channel's best image, since deviations are not kept.
 
     Raises:
         LayoutError: the tensor has none of the channels that are named.
@@ -349,14 +353,14 @@ def _chosen(options: ExemplarOptions, top: TopImages) -> list[int]:
 def _sheet_title(
     to_draw: _Sheet, label: str, channels: int, rank_by: str, images_seen: int
 ) -> list[str]:
-    """What a sheet says above its tiles: the layer, what was ranked, what a unit sees,
-    what frames mean (if there can be any), and where channels are shown larger.
+    """The lines of text above a sheet's tiles: the layer; the ranking; what a unit sees;
+    what frames mean, if there may be any; and where larger pictures are.
 
     Args:
-        label: of the tensor, printable.
-        channels: how many are drawn.
+        label: label of the tensor, printable.
+        channels: number of channels that are drawn.
         rank_by: `max` or `mean`.
-        images_seen: how many were ranked.
+        images_seen: number of images that were ranked.
     """
     row = to_draw.row
     folder = printable(PurePosixPath(row.sheet).stem)
@@ -392,5 +396,5 @@ def _sheet_title(
 def _save(folder: Folder, path: str, picture: Image.Image) -> None:
     """Write an RGB picture as PNG under a path in a folder."""
     with folder.write(path) as file:
-        # not by Pillow, which takes ten times as long
+        # Pillow would take ten times as long
         write_pixels(file, np.asarray(picture), repeats=True)

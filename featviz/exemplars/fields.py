@@ -1,4 +1,5 @@
-"""Receptive fields of the units that are looked at."""
+"""Receptive fields of the units whose exemplars are shown. A unit is one position of a
+channel's map."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from featviz.records import CaptureSite
 
 
 def is_map_of_input(model: LoadedModel, source: ExemplarSource) -> bool:
-    """Whether the units of a tensor stand for positions in one image."""
+    """Whether the units of a tensor have positions in the input, and this is one image
+    (not a clip, and not several inputs)."""
     one_image = model.preprocess.frames is None and model.preprocess.inputs == 1
     return one_image and LAYOUTS[source.layout].aligned
 
@@ -26,16 +28,17 @@ def is_map_of_input(model: LoadedModel, source: ExemplarSource) -> bool:
 def receptive_fields(
     model: LoadedModel, sources: Sequence[ExemplarSource], args: Sequence[Tensor]
 ) -> dict[CaptureSite, ReceptiveField]:
-    """Follow the pixels through one forward pass to what each unit sees.
+    """Follow the pixels through one forward pass, to learn what each unit sees.
 
     Args:
         sources: tensors of the model; those that are not maps of the input are left
             out.
-        args: arguments of the model; only their shapes count, so they may lie on meta.
+        args: arguments of the model; only their shapes count, so their device may be
+            meta.
 
     Returns:
-        The field of each tensor that is a map of the input. Those behind a function
-        that cannot be followed are missing.
+        The field of each tensor that is a map of the input. Fields that cannot be followed
+        are missing.
     """
     aligned = [source for source in sources if is_map_of_input(model, source)]
     if not aligned:

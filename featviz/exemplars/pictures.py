@@ -19,35 +19,37 @@ _GAP = 8
 _TEXT = 11
 _LINE = sheet.line_height(_TEXT)
 _TITLE = 2 * _LINE + _GAP
-"""Pixels of the title of a channel's picture."""
+"""Height of the title of a channel's picture, in pixels."""
 _CAPTION = 2 * _LINE + 2
-"""Pixels of the lines below a tile."""
+"""Height of the lines below a tile, in pixels."""
 _LABEL = 112
-"""Pixels of the column of a layer's picture that names channels."""
+"""Width of the column that names channels in a layer's picture, in pixels."""
 BETWEEN = 4
 """Pixels between tiles in a layer's picture."""
 _COLUMN_GAP = 24
 _SMALL_TILES = (64, 48, 32)
-"""Pixels a side of a tile in a layer's picture; smaller ones where there are many."""
+"""Sides of a tile in a layer's picture, in pixels; the smaller ones are for many tiles."""
 _MOST_PIXELS = 2**26
-"""The most pixels of a layer's picture."""
+"""Pixels of a layer's picture at most."""
 _MOST_SHOWN = 40
-"""Tiles in a row of a layer's picture."""
+"""Tiles of a channel in a layer's picture at most."""
 _FAINT: sheet.Color = (80, 89, 100)
 
 
 class ExemplarTile(NamedTuple):
-    """An exemplar and its picture, RGB, TILE × TILE."""
+    """An exemplar and its picture."""
 
     exemplar: Exemplar
     picture: Image.Image
+    """RGB, TILE × TILE pixels."""
 
 
 def tile_grid(count: int) -> TileGrid:
-    """Where the tiles lie in the picture of a channel, in pixels.
+    """Where the tiles lie in the picture of a channel, in pixels. Rows and columns make
+    about a square.
 
     Args:
-        count: tiles that there is room for, at least 1; they stand about square.
+        count: number of tiles that have room, at least 1.
     """
     columns = ceil(sqrt(count))
     down = TILE + _CAPTION + _GAP
@@ -59,13 +61,14 @@ def tile_grid(count: int) -> TileGrid:
 def draw_channel(
     title: Sequence[str], tiles: Sequence[ExemplarTile], count: int
 ) -> Image.Image:
-    """A channel's tiles, each above its value and the name of its image, RGB.
+    """Draw a channel's picture, RGB: its tiles, with value and name of the image below
+    each.
 
     Args:
-        title: two lines.
+        title: two lines of text.
         tiles: the best first, at most `count`.
-        count: tiles that there is room for: all channels of a layer get pictures of one
-            size, as they stand beside each other in a viewer.
+        count: number of tiles that have room. With one `count` for all channels of a
+            layer, their pictures have one size.
     """
     grid = tile_grid(count)
     last = grid.cell(count - 1)
@@ -88,18 +91,19 @@ class _RowSize(NamedTuple):
     """The row of a channel in the picture of a layer, in pixels."""
 
     tile: int
-    """The edge of a tile."""
+    """The side of a tile."""
     images: int
     """How many tiles stand side by side."""
 
     @property
     def width(self) -> int:
-        """With the column that names the channel, and the gap behind the row."""
+        """The width of the row, with the column that names the channel, and the gap after
+        the row."""
         return _LABEL + self.images * (self.tile + BETWEEN) + _COLUMN_GAP
 
     @property
     def height(self) -> int:
-        """With the lines of values and images below the tiles."""
+        """The height of the row, with the lines of text below the tiles."""
         return self.tile + _CAPTION + _GAP
 
 
@@ -109,17 +113,17 @@ class LayerPicture:
         channel 0  [] [] []      channel 2  [] [] []     channels run down, then across
         channel 1  [] [] []      channel 3  [] [] []
 
-    Where it has no room tiles are made smaller, then images are left out, then
+    If the picture would be too large, tiles become smaller, then images are left out, then
     channels."""
 
     def __init__(self, title: Sequence[str], channels: int, count: int) -> None:
         """Begin the picture of a layer.
 
         Args:
-            title: the lines above the tiles. A further line is added where something has
-                no room.
-            channels: how many `add_row` will add, at least 1.
-            count: the most images that a channel has, at least 1.
+            title: lines of text above the tiles. If images or channels have no room, a
+                line that says so is added.
+            channels: number of channels that `add_row` will add, at least 1.
+            count: number of images of the channel with the most images, at least 1.
         """
         self._row = _fitting_row(channels, count)
         area = self._row.width * self._row.height
@@ -133,7 +137,7 @@ class LayerPicture:
             omissions.append(f"the first {self._channels} of {channels} channels")
         if omissions:
             lines.append(f"for want of room only {' of '.join(omissions)}")
-        # columns c and rows n / c are as wide as high where c² · width = n · height
+        # c columns with n / c rows make a square if c² · width = n · height
         square = self._channels * self._row.height / self._row.width
         self._rows = ceil(self._channels / max(1, round(sqrt(square))))
         columns = ceil(self._channels / self._rows)
@@ -148,7 +152,7 @@ class LayerPicture:
 
     @property
     def image(self) -> Image.Image:
-        """What is drawn so far."""
+        """The picture as it is drawn so far."""
         return self._canvas.image
 
     def add_row(
@@ -158,16 +162,16 @@ class LayerPicture:
         *,
         is_zero: bool = False,
     ) -> list[int] | None:
-        """Draw the next row, that of a channel.
+        """Draw the row of the next channel.
 
         Args:
-            channel: its index, for its name.
+            channel: number of the channel, which is written beside the row.
             tiles: the best first; those that have no room are left out.
-            is_zero: whether there are none because the channel is zero in every image.
+            is_zero: whether the channel has no tiles because it is zero in every image.
 
         Returns:
-            Where its tiles are, in pixels: left, top, width and height. None where the
-            channel has no room, and nothing is drawn.
+            The rectangle of the row's tiles in pixels: left, top, width and height. None
+            if the channel has no room; then nothing is drawn.
         """
         if self._drawn == self._channels:
             return None
@@ -182,7 +186,7 @@ class LayerPicture:
             note = "zero in all images"
         elif not tiles:
             note = "no finite value"
-        # a channel that is saturated, say, ranks its images by nothing
+        # the ranking then says nothing, as for a saturated channel
         elif len(tiles) > 1 and tiles[0].exemplar.value == tiles[-1].exemplar.value:
             note = "all equal"
         self._canvas.write(note, label_left, top + (size + _LINE) // 2, _FAINT)
@@ -191,7 +195,7 @@ class LayerPicture:
             small = picture.resize((size, size), Image.Resampling.BOX)
             spot = self._canvas.paste(small, Cell(x, top, size, size))
             value = Caption(f"{exemplar.value:.3g}")
-            # without its ending: there is room for a few letters
+            # without the ending: there is room for only a few letters
             name = sheet.end_of(PurePosixPath(exemplar.image).stem, _TEXT, size)
             self._canvas.caption(spot, [value, Caption(name, _FAINT)])
             x += size + BETWEEN
@@ -199,15 +203,15 @@ class LayerPicture:
 
 
 def _fitting_row(channels: int, count: int) -> _RowSize:
-    """The largest row with which the picture of a layer does not become too large; the
-    smallest one where it becomes too large all the same.
+    """The largest row with which the picture of a layer has at most _MOST_PIXELS. If even
+    the smallest row is too large, the smallest one.
 
     Args:
-        channels: how many the picture shows, a row each.
-        count: exemplars of each channel, of which a row shows as many as fit.
+        channels: number of channels, each of which has a row.
+        count: number of exemplars of each channel; a row may show fewer.
     """
     images = min(count, _MOST_SHOWN)
-    # in the order in which something is given up: the size of tiles, then images
+    # first the tiles become smaller, then images are left out
     rows = [_RowSize(tile, images) for tile in _SMALL_TILES]
     rows += [_RowSize(_SMALL_TILES[-1], fewer) for fewer in range(images - 1, 0, -1)]
     for row in rows:

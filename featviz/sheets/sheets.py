@@ -46,9 +46,9 @@ FORMATS = ("png", *vector.FORMATS, *animation.FORMATS)
 _CHANNELS = 8
 """Channels of one image that stand side by side at most."""
 _IMAGES = 12
-"""Images that stand side by side in any case."""
+"""Up to so many images always stand side by side."""
 _SHEET_FILE = picture_of("sheet")
-# by which an earlier sheet is known, and may be replaced
+# this text marks a file as a sheet, which a later sheet may replace
 _TEXT_CHUNK = PngInfo()
 _TEXT_CHUNK.add_text("Software", "featviz sheet")
 
@@ -58,18 +58,18 @@ class Sheet:
     """A figure or an animation of runs."""
 
     path: Path | None
-    """Its file; None where none was asked for."""
+    """The sheet's file; None if none was written."""
     images: list[str]
-    """Names of those that are on it."""
+    """Names of the images on the sheet."""
     channels: Mapping[str, list[int]]
-    """The channels of each layer, or call of it, by its name; none where all are one
-    tile."""
+    """The channels that are shown, by the label of the layer or of its call (`relu`,
+    `relu.call1`); an empty list for one tile of all channels."""
     layers: int
-    """How many there are; one with several calls counts once."""
+    """Number of layers; a layer with several calls counts once."""
     frames: int
-    """How many pictures an animation has; 1 of a figure."""
+    """Number of pictures of an animation; 1 for a figure."""
     left_out: Mapping[str, str]
-    """Images that are not on it, and why."""
+    """Names of images that are not on the sheet, and the reasons."""
     pixels: Bytes = field(compare=False)
     """The figure, or the first frame, uint8 [height, width, 3]."""
 
@@ -84,33 +84,34 @@ class Sheet:
 
 
 class _Sources(NamedTuple):
-    """What a sheet is made of."""
+    """The runs that a sheet shows."""
 
     runs: list[SheetRun]
     are_steps: bool
-    """Whether they are the steps of one training."""
+    """Whether the runs are the steps of one training."""
 
 
 class SheetFrame(NamedTuple):
-    """What a figure shows, or one picture of an animation."""
+    """The content of a figure, or of one picture of an animation."""
 
     title: str
     runs: Sequence[int]
-    """Numbers among the runs of the sheet."""
+    """Numbers among the runs of the sheet, from 0."""
     images: Sequence[str]
-    """Names; of a single one the channels stand side by side."""
+    """Names of images. If there is only one, its channels stand side by side."""
     slice: int | None = None
-    """Which slice of a clip is shown; None lays all side by side."""
+    """Number of the slice that is shown; None puts all slices side by side."""
 
 
 def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     """Draw layers of runs into one figure, or an animation: a column for each image, a
-    row for each channel, layer and run, with the tiles that are in the runs' grids.
+    row for each channel of each layer and run. The tiles are cut out of the runs' grids.
 
     Args:
-        sources: run directories, at least one, local or behind URLs; or the folder of a
+        sources: run directories, at least one, local or URLs; or the folder of a
             `featviz.Watcher`, whose steps are the runs.
-        options: `out` chooses the format by its ending; without it nothing is written.
+        options: the ending of `out` chooses the format; if it is None, nothing is
+            written.
 
     Raises:
         UsageError: there is no such image, layer or channel; options exclude each other;
@@ -119,8 +120,8 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
             written.
     """
     format = _checked_format(options)
-    # Runs behind URLs are copies, which go when the block ends; tiles and inputs are in
-    # memory then.
+    # The local copies of URLs are removed at the end of the block, when tiles and inputs
+    # are in memory.
     with ExitStack() as copies:
         runs, are_steps = _read_runs(sources, copies)
         content = read_content(runs, options)
@@ -155,13 +156,15 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
 
 
 def _checked_format(options: SheetOptions) -> str:
-    """The format of the sheet's file, `png` without one. It is asked before a run is
-    read, so that a mistake costs no time.
+    """Check `options.out` before any run is read, so that a mistake costs no time.
+
+    Returns:
+        The format of the sheet's file; `png` if none is written.
 
     Raises:
-        UsageError: the ending is none of FORMATS, or what writes the format is not
-            installed.
-        StoreError: the file is a folder, or somebody else's.
+        UsageError: the ending is none of FORMATS, or a package that the format needs is
+            missing.
+        StoreError: `options.out` is a folder, or a file that may not be replaced.
     """
     if options.out is None:
         return "png"
@@ -187,30 +190,33 @@ def _write(
     """Write a figure or an animation.
 
     Args:
+        file: open for writing.
         format: one of FORMATS.
-        tables: the frames; a figure is the first one.
-        layout: of all tables.
-        first: the first table in pixels.
+        tables: a table for each frame; a figure shows the first one.
+        layout: the layout of all tables.
+        first: the first table as pixels.
         options: `dpi`, and `fps` of an animation.
     """
     if format == "png":
-        # a paper takes the figure in the size in which it was laid out
+        # with dpi in the file, other programs insert it in the size of its layout
         dpi = (options.dpi, options.dpi)
         Image.fromarray(first).save(file, "png", pnginfo=_TEXT_CHUNK, dpi=dpi)
         return
     if format in vector.FORMATS:
         draw_vectors(tables[0], layout).save(file, format)
         return
-    # a generator: each frame is drawn when it is written, and one is in memory at a time
+    # a generator, so that only one frame is in memory at a time
     pictures = (draw_table(table, layout, options.dpi).pixels for table in tables)
     animation.write_animation(pictures, file, format, options.fps)
 
 
 def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
-    """Read run directories; one folder of a training stands for the run of each step.
+    """Read run directories.
 
     Args:
-        copies: gets the local copies of runs behind URLs, and removes them at its end.
+        sources: as in `make_sheet`. If the only one is the folder of a training, the run of
+            each step is read.
+        copies: removes the local copies of URLs when it is closed.
 
     Raises:
         StoreError: a run directory cannot be read, or none has a complete image.
@@ -225,7 +231,7 @@ def _read_runs(sources: Sequence[Path | Url], copies: ExitStack) -> _Sources:
         run = read_run(copies.enter_context(copied(source)), keep_stats=True)
         runs.append(SheetRun(printable(_name_of(source)), run))
     if len({run.name for run in runs}) < len(runs):
-        # `a/featviz-out` and `b/featviz-out`, whose rows nothing else tells apart
+        # `a/featviz-out` and `b/featviz-out` have equal names: use whole paths
         texts = [printable(str(source)) for source in sources]
         runs = [run._replace(name=text) for run, text in zip(runs, texts, strict=True)]
     if not any(run.run.images for run in runs):
@@ -243,12 +249,12 @@ def _name_of(source: Path | Url) -> str:
 
 
 def _animated(content: SheetContent, are_steps: bool, title: str) -> list[SheetFrame]:
-    """The frames of an animation: the steps of a training, else the slices of a clip,
-    else the images.
+    """The frames of an animation: one for each step of a training; else one for each slice
+    of a clip; else one for each image.
 
     Args:
         are_steps: whether the runs are steps of a training.
-        title: of each frame.
+        title: title of each frame; at a step, the step's name is added.
     """
     all_runs = range(len(content.runs))
     frames = []
@@ -271,7 +277,7 @@ def _table(
     """The table of a frame: several images side by side, or the channels of one image.
 
     Args:
-        scale: of the colour bar; None for a table without one.
+        scale: scale of the colour bar; None for no colour bar.
     """
     heads = [printable(PurePosixPath(name).stem) for name in frame.images]
     if len(heads) == 1:
@@ -285,7 +291,7 @@ def _table(
                 rows = _wrapped(rows, heads, columns)
                 heads = [""] * columns
     notes = []
-    # what the labels leave out, since it holds for all rows
+    # what holds for all rows is not repeated in their labels
     if len(content.layers) == 1 and len(content.runs) > 1:
         notes.append(layer_named(printable(content.layers[0].label)))
     if all(row.normalize == "map" for row in content.rows.values()):
@@ -294,11 +300,12 @@ def _table(
 
 
 def _columns(images: int, rows: int) -> int:
-    """How many images stand side by side where a figure of many is about square, and all
-    its blocks of rows are about full.
+    """How many images stand side by side in a figure of many images: it becomes about
+    square, and all blocks of rows have about as many images.
 
     Args:
-        rows: of each image.
+        images: number of images.
+        rows: number of rows for each image.
     """
     columns = max(_IMAGES, grid.square(images, rows, 1))
     return ceil(images / ceil(images / columns))
@@ -307,13 +314,13 @@ def _columns(images: int, rows: int) -> int:
 def _wrapped(
     rows: Sequence[TableRow], heads: Sequence[str], columns: int
 ) -> list[TableRow]:
-    """Rows of many images as blocks of rows of some, one below the other; names stand
-    below what the model saw.
+    """Divide rows of many images into blocks, which stand one below the other. In each
+    block, the names of its images stand below their inputs.
 
     Args:
-        rows: the first one is what the model saw.
+        rows: the rows; the first one shows the inputs.
         heads: the names of the images.
-        columns: how many images stand side by side.
+        columns: how many images stand side by side in a block.
     """
     wrapped = []
     for first in range(0, len(heads), columns):
@@ -327,8 +334,8 @@ def _wrapped(
 
 
 def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
-    """A column for each image: what the model saw, and below it a row for each channel
-    of each layer of each run."""
+    """Rows with a column for each image: first the inputs, then a row for each channel of
+    each layer of each run."""
     seen = [content.shown(content.inputs[name], frame.slice) for name in frame.images]
     rows = [TableRow("input", seen, is_input=True)]
     for run, layer in _blocks(content, frame):
@@ -349,12 +356,12 @@ def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
 
 
 def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
-    """The channels of one image side by side, each with its number: a row for each
-    layer of each run, or several of a layer with many channels. The first column has
-    what the model saw, beside the first row."""
+    """Rows with the channels of one image side by side: a row for each layer of each run,
+    or several for a layer with many channels. The first column shows the input, only in
+    the first row."""
     (name,) = frame.images
     most = max(len(layer.channels) for layer in content.layers)
-    # as few rows as _CHANNELS allow, each of them about full
+    # as few rows as _CHANNELS allows, with about as many channels each
     columns = ceil(most / ceil(most / _CHANNELS))
     first_tile = content.shown(content.inputs[name], frame.slice)
     rows: list[TableRow] = []
@@ -372,28 +379,28 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
             captions = [] if _options_of(content, run).get("labels") else numbers
             row = [first_tile, *tiles, *white]
             rows.append(TableRow(label, row, block, captions, numbers))
-            # the next row goes on with the same layer
+            # further rows of the layer have no label, and only the first one the input
             label = ""
             first_tile = None
     return rows
 
 
 def _number(channel: int) -> str:
-    """The number of a channel; nothing for the one tile of all channels."""
+    """The number of a channel as text; "" for a tile of all channels."""
     return "" if channel == ALL else str(channel)
 
 
 def _options_of(content: SheetContent, run: int) -> Mapping[str, Any]:
-    """The options of a run, as its record has them."""
+    """The options of a run, as they stand in its run.json."""
     return content.runs[run].run.record.get("options") or {}
 
 
 def _blocks(content: SheetContent, frame: SheetFrame) -> list[tuple[int, SheetLayer]]:
     """The layers that get rows in a frame, each with the number of its run.
 
-    Of several runs each has its own layers, since models differ. A frame of one run, such
-    as a step of a training, has all layers, white where the run lacks one: the frames of
-    an animation have one layout."""
+    If a frame shows several runs, each run has only its own layers, since models differ.
+    If it shows one run, such as a step of a training, it has all layers, and a layer that
+    the run lacks is white: so all frames of an animation have one layout."""
     present = {(key.run, key.layer) for key in content.tiles}
     blocks = []
     for run in frame.runs:
@@ -404,25 +411,25 @@ def _blocks(content: SheetContent, frame: SheetFrame) -> list[tuple[int, SheetLa
 
 
 def _block_name(content: SheetContent, frame: SheetFrame, run: int) -> str:
-    """The name beside the rows of a run, where there are several."""
+    """The name beside the rows of a run; "" if the frame shows only one run."""
     return content.runs[run].name if len(frame.runs) > 1 else ""
 
 
 def _label(content: SheetContent, layer: SheetLayer) -> str:
-    """The name of a layer; nothing where the names of runs alone tell rows apart."""
+    """The name of a layer for its rows; "" if the rows of several runs all show one layer."""
     if len(content.layers) == 1 and len(content.runs) > 1:
         return ""
     return layer_named(printable(layer.label))
 
 
 def _shared_scale(content: SheetContent) -> ColorScale | None:
-    """The scale of a colour bar; None where tiles have scales of their own, the colours
-    stand for no value, or their colormap is unknown."""
-    # tiles keep the colours of their runs, so a bar is true only if all agree
+    """The scale of a colour bar; None if tiles have different scales, the colours do not
+    stand for values, or the colormap is unknown."""
+    # tiles keep the colours of their runs: a colour bar needs the same scale in all
     scales = set()
     for key, row in content.rows.items():
         low, high = row.range or (None, None)
-        # the three components of `pca`, as red, green and blue, stand on no one scale
+        # the components of `pca`, as red, green and blue, have no common scale
         if low is None or high is None or row.reduce == "pca":
             return None
         cmap = row.cmap or str(_options_of(content, key.run).get("cmap", "auto"))
@@ -434,7 +441,7 @@ def _shared_scale(content: SheetContent) -> ColorScale | None:
     (scale,) = scales
     try:
         check_cmap(scale.cmap)
-    # the record may be anybody's, and name an unknown colormap
+    # run.json may come from anywhere, and name an unknown colormap
     except UsageError:
         return None
     return scale

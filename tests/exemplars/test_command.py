@@ -16,7 +16,7 @@ from torch import nn
 
 from featviz.exemplars import pictures
 from featviz.exemplars.collect import ExemplarSource
-from featviz.exemplars.crops import MapPosition, cut
+from featviz.exemplars.crops import MapPosition, cut_tile
 from featviz.exemplars.exemplars import class_names, find_exemplars
 from featviz.exemplars.fields import is_map_of_input
 from featviz.exemplars.pictures import TILE, ExemplarTile
@@ -153,7 +153,7 @@ def test_the_mark_lies_around_the_cell_of_the_map(
     longer one; a cell is at least 12 pixels wide and high here."""
     picture = Image.new("RGB", size, "#336699")
     position = MapPosition(row=row, column=column, rows=3, columns=4)
-    tile = cut(picture, PixelBox(0, 0, *size), size[::-1], position)
+    tile = cut_tile(picture, PixelBox(0, 0, *size), size[::-1], position)
     image = of_colour(np.asarray(tile), (0x33, 0x66, 0x99))
     first = image.min(0)
     height, width = image.max(0) - first + 1
@@ -169,7 +169,7 @@ def test_the_mark_of_a_narrow_cell_can_be_seen() -> None:
     """Of a map of a hundred columns a cell is a pixel wide, and its mark six."""
     picture = Image.new("RGB", (64, 64), "#336699")
     position = MapPosition(row=1, column=50, rows=4, columns=100)
-    tile = cut(picture, PixelBox(0, 0, 64, 64), (64, 64), position)
+    tile = cut_tile(picture, PixelBox(0, 0, 64, 64), (64, 64), position)
     mark = of_colour(np.asarray(tile), (255, 212, 0))
     assert np.ptp(mark, axis=0).tolist() == [TILE // 4 - 1, 5]
 
@@ -181,8 +181,10 @@ def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     position = MapPosition(row=0, column=3, rows=2, columns=4)
     yellow = (255, 212, 0)
 
-    uncropped = np.asarray(cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position))
-    cropped = np.asarray(cut(picture, PixelBox(0, 0, 16, 32), (32, 32), position))
+    uncropped = np.asarray(
+        cut_tile(picture, PixelBox(0, 0, 64, 32), (32, 64), position)
+    )
+    cropped = np.asarray(cut_tile(picture, PixelBox(0, 0, 16, 32), (32, 32), position))
 
     mark = of_colour(uncropped, yellow)
     assert mark.min(0).tolist() == [32, 96]
@@ -196,7 +198,7 @@ def test_a_crop_in_a_corner_keeps_the_scale_of_its_layer() -> None:
     """The border halves it in both directions, so it fills a quarter of the tile."""
     picture = Image.new("RGB", (64, 64), "#336699")
 
-    tile = cut(picture, PixelBox(0, 0, 16, 16), (32, 32))
+    tile = cut_tile(picture, PixelBox(0, 0, 16, 16), (32, 32))
 
     crop = of_colour(np.asarray(tile), (0x33, 0x66, 0x99))
     assert len(crop) == (TILE // 2) ** 2
