@@ -1,7 +1,7 @@
-"""A run's grids as figures, sorted into pages of images and pages of layers.
+"""The grids of a run as figures, sorted into the pages of images and of layers.
 
-No figure has its statistics: the page of an image reads those of its image, and a report
-never holds those of all images in memory."""
+A figure does not hold the statistics of its tensor: the page of an image reads them, so
+that the statistics of all images are never in memory at the same time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _WIDE = 3.0
 """A picture wider than this many times its height gets a whole row of the page."""
 _SMALL = 8
 _MIDDLE = 16
-"""Tiles in a row up to which a picture takes a third, or two thirds, of a page."""
-# The numbers of neighbouring grids stand in one script, since a file for each would be
-# slow to load: up to 16 grids of up to 8 images. A layer's page loads twice what it
-# shows then, an image's page up to eight times: it has fewer grids.
+"""A picture of at most _SMALL tiles in a row takes a third of a page, one of at most
+_MIDDLE two thirds."""
+# A file for the numbers of each grid would be slow to load. So a script has up to 16
+# grids, of up to 8 images. The page of a layer then loads twice the grids that it shows,
+# and the page of an image, which shows fewer, up to eight times.
 _GRIDS_PER_SCRIPT = 16
 IMAGES_PER_SCRIPT = 8
 _CHANNELWISE = re.compile(
@@ -42,12 +43,12 @@ class Figure:
 
     picture: PictureView
     input: PictureView
-    """What the model saw."""
+    """The picture of what the model saw."""
     row: Capture
     script: str
-    """The script that has its numbers."""
+    """The name of the script with the numbers of the grid."""
     is_other: bool = False
-    """Whether it belongs to the run that this one is compared with."""
+    """Whether the figure belongs to the run that this one is compared with."""
 
     @classmethod
     def of(
@@ -58,13 +59,14 @@ class Figure:
         script: str,
         is_other: bool = False,
     ) -> Figure:
-        """The grid of a tensor.
+        """Make the figure of a tensor.
 
         Args:
-            id: of its picture, unique in the report, by which the scripts find it.
-            row: the tensor, as the manifest has it.
-            input: what the model saw, of the same image in the same run.
-            script: the name of the script that has its numbers.
+            id: the id of the grid's picture in HTML, unique in the report; scripts find
+                the picture by it.
+            row: the row of the tensor in the manifest.
+            input: the picture of what the model saw, of the same image in the same run.
+            script: the name of the script with the numbers of the grid.
             is_other: whether the figure belongs to the run that this one is compared with.
         """
         image = input.image
@@ -76,12 +78,12 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """The name of its image."""
+        """The name of the image."""
         return self.picture.image.name
 
     @property
     def width_class(self) -> str:
-        """How wide it is on a page, as a class of CSS: `small`, `middle` or `whole`, a
+        """The class of CSS for the width of the figure: `small`, `middle` or `whole` for a
         third, two thirds or all of the page."""
         width, height = self.picture.size
         columns = self.row.plan.columns
@@ -92,45 +94,49 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The figures of one tensor of one layer: on the page of an image those of one or two
-    runs, on the page of the layer those of all images."""
+    """The figures of one tensor of one layer. On the page of an image, a group has the
+    figures of one or two runs; on the page of the layer, the figures of all images."""
 
     id: str
+    """The id of the group in HTML."""
     layer: str
+    """The name of the layer; for the model itself, its class."""
     type: str
+    """The class of the layer."""
     stem: str
-    """`output`, `output.call1`."""
+    """The tensor of the layer: `output`, `output.call1`."""
     page: str
     """The id of the layer's page."""
     figures: tuple[Figure, ...]
     zeroed: frozenset[int] = frozenset()
-    """Channels that interventions set to zero, here or directly before."""
+    """The channels that interventions set to zero, in this layer or directly before."""
 
     @property
     def pairs(self) -> Iterator[tuple[Figure, ...]]:
-        """The figures of each image: one, or one of each run, that of this run first."""
-        # those of an image are neighbours, so that groupby needs no sorting
+        """The figures of each image: that of this run, and then that of the run that it is
+        compared with, if there is one."""
+        # the figures of an image are neighbours, so groupby needs no sorting
         for _, figures in groupby(self.figures, key=lambda figure: figure.name):
             yield tuple(figures)
 
     @property
     def kind(self) -> str:
-        """`output`, `grad`: what was captured."""
+        """The kind of the capture: `output`, `grad`."""
         return self.figures[0].row.kind
 
     @property
     def name(self) -> str:
-        """`relu`, and `relu.call1` for its second call."""
+        """The name of the tensor: `relu`, or `relu.call1` for the second call."""
         return self.layer + self.stem.removeprefix(self.kind)
 
     @property
     def call(self) -> int:
-        """Which call of the layer gave the tensor."""
+        """The number of the call that gave the tensor, from 0."""
         return self.figures[0].row.call
 
     @property
     def of_this_run(self) -> list[Figure]:
-        """The figures without those of the run that this one is compared with."""
+        """The figures of this run, without those of the run that it is compared with."""
         return [figure for figure in self.figures if not figure.is_other]
 
     @property
@@ -141,10 +147,11 @@ class Group:
 
 
 class MissingLayer(NamedTuple):
-    """A layer that an image has no picture of."""
+    """A layer without a picture for an image."""
 
     layer: str
     reason: str
+    """Why there is no picture."""
 
 
 @dataclass(frozen=True)
@@ -152,25 +159,27 @@ class ReportPage:
     """A page of one image with all its layers, or of one layer with all images."""
 
     id: str
+    """The id of the page: `image-004`, `layer-003`."""
     name: str
-    """Of the image or of the layer."""
+    """The name of the image, or of the layer."""
     groups: tuple[Group, ...]
     type: str = ""
-    """Of a layer."""
+    """The class of the layer; empty for the page of an image."""
     inputs: Mapping[bool, PictureView] = field(default_factory=dict)
-    """What the model saw of an image in this run (False), and in the run that it is
-    compared with (True), if that has the image; empty for a layer."""
+    """The pictures of what the model saw of the image: by False in this run; by True in
+    the run that it is compared with, if that has the image. Empty for the page of a
+    layer."""
     missing_layers: Sequence[MissingLayer] = ()
-    """Layers that the image lacks."""
+    """The layers without a picture for this image."""
 
     @property
     def image(self) -> ReadImage:
-        """The image of an image's page, in this run."""
+        """The image in this run; only for the page of an image."""
         return self.inputs[False].image
 
     @property
     def seen(self) -> dict[bool, PictureView]:
-        """`inputs`, without that of the other run where both files are the same."""
+        """The `inputs` to show: if both files are the same, only that of this run."""
         views = dict(self.inputs)
         if len(views) > 1:
             files = [(view.image, view.file) for view in views.values()]
@@ -184,12 +193,12 @@ class ReportPages(NamedTuple):
 
     images: Sequence[ReportPage]
     layers: Sequence[ReportPage]
-    """In the model's order."""
+    """The pages of layers, in the model's order."""
 
     @property
     def tensors(self) -> list[Group]:
-        """The groups of all layers' pages, in the order in which their tensors were
-        captured: those of the first image, then what only later images have."""
+        """The groups of the pages of all layers, in the order in which the tensors of the
+        first image were captured; then groups that only later images have."""
         groups = {}
         for page in self.layers:
             for group in page.groups:
@@ -202,20 +211,22 @@ class ReportPages(NamedTuple):
 
 
 class _LayerKey(NamedTuple):
-    """A layer of the model. A function has the position of the module that calls it."""
+    """A layer of the model."""
 
     position: int
+    """The position of the module in the model; for a function, of the module that calls
+    it."""
     name: str
 
 
 def _script_name(image: int, layer: int, images_per_script: int) -> str:
-    """The name of the script that has the grids of an image and a layer.
+    """The name of the script that has the grids of a layer for an image.
 
     Args:
-        image, layer: their numbers in the run.
-        images_per_script: the images whose grids share a script.
+        image, layer: the numbers of the image and of the layer in the run.
+        images_per_script: how many images share a script.
     """
-    # with one image a script has 16 layers, with eight or more it has two
+    # a script has 16 layers of one image, or two layers of eight images
     layers_per_script = _GRIDS_PER_SCRIPT // images_per_script
     return f"grids-{image // images_per_script:03d}-{layer // layers_per_script:03d}.js"
 
@@ -224,9 +235,10 @@ def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
     """Sort the grids of a run into pages of images and of layers.
 
     Args:
-        run: may have no image at all.
-        compared_run: the run to compare with, if there is one. Its grids are shown
-            beside those of the same image and tensor; what it alone has is on no page.
+        run: the run of the report; it may be without images.
+        compared_run: the run to compare with, or None. Each of its grids is shown next to
+            the grid of the same image and tensor in `run`; grids without such a partner
+            are not shown.
     """
     numbers = _layer_numbers(run)
     images_per_script = max(1, min(IMAGES_PER_SCRIPT, len(run.images)))
@@ -238,7 +250,7 @@ def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
         image_pages.append(
             _image_page(number, image, compared_image, numbers, images_per_script)
         )
-    # all layers first, in the model's order: an image may lack one, or have it later
+    # the dict has all layers in the model's order, in which an image may not have them
     groups_of_layer: dict[str, dict[str, list[Group]]] = {
         _layer_id(number): {} for number in numbers.values()
     }
@@ -259,11 +271,12 @@ def _image_page(
     """The page of an image.
 
     Args:
-        number: of the image in its run, from 0.
-        compared_image: the same image in the run to compare with; None where that has
-            it not.
+        number: the number of the image in the run, from 0.
+        image: the image in the run.
+        compared_image: the image in the run to compare with; None if that run does not
+            have the image, or there is no such run.
         layer_numbers: the numbers of all layers of the run.
-        images_per_script: the images whose grids share a script.
+        images_per_script: how many images share a script.
     """
     page_id = f"image-{number:03d}"
     inputs = {False: input_view(f"p{number}-i", image, page_id)}
@@ -310,9 +323,9 @@ class _ChangedLayer(NamedTuple):
     """A layer that interventions change."""
 
     position: int
-    """In the model."""
+    """The position of the layer in the model."""
     zeroed: frozenset[int]
-    """The channels that they set to zero."""
+    """The channels that interventions set to zero."""
 
 
 def _changed_layers(image: ReadImage) -> dict[str, _ChangedLayer]:
@@ -328,8 +341,8 @@ def _changed_layers(image: ReadImage) -> dict[str, _ChangedLayer]:
 def _zeroed_before(
     changed: Mapping[str, _ChangedLayer], outputs: Sequence[Capture]
 ) -> dict[CaptureKey, frozenset[int]]:
-    """Channels that are set to zero in layers that are not drawn, by the key of the first
-    output behind such a layer in the model.
+    """The channels that are set to zero in layers without a captured output, by the key of
+    the first captured output behind that layer in the model.
 
     Args:
         changed: the layers that interventions change, by name.
@@ -345,14 +358,15 @@ def _zeroed_before(
 
 
 def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
-    """Channels of each captured output that interventions set to zero: those of the layers
-    that they change, and of layers directly behind these that keep channels apart."""
+    """The channels that interventions set to zero in each captured output, by its key. A
+    channel that is zero in one layer counts as zero in the layers behind it, up to the
+    first one that mixes channels."""
     changed = _changed_layers(image)
     outputs = [row for row in image.captures.values() if row.kind == "output"]
     before = _zeroed_before(changed, outputs)
     zeroed = {}
-    # of the output before: the channels that are set to zero in it, and whether it has
-    # been through a ReLU since channels were mixed
+    # The state of the previous output: the channels that are zero in it, and whether it
+    # went through a ReLU since a layer mixed channels.
     passed_on: frozenset[int] = frozenset()
     is_rectified = False
     for row in outputs:
@@ -361,7 +375,8 @@ def _zeroed_channels(image: ReadImage) -> dict[CaptureKey, frozenset[int]]:
             is_rectified = False
         is_rectifier = row.type in RECTIFIERS
         keeps_apart = _CHANNELWISE.match(row.type) is not None
-        # Between two ReLUs there is always a layer that mixes channels, drawn or not.
+        # Between two ReLUs there must be a layer that mixes channels, even if it has no
+        # captured output.
         if not keeps_apart or (is_rectifier and is_rectified):
             passed_on = frozenset()
         if row.layer in changed:
@@ -382,8 +397,8 @@ def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
     for image in run.images.values():
         for row in image.captures.values():
             layers[_LayerKey(row.index, row.layer)] = None
-    # by position alone: the sort is stable, and leaves functions of one module in the
-    # order in which they ran
+    # Only the position is the key: the sort is stable, and leaves the functions of one
+    # module in the order in which they ran.
     in_order = sorted(layers, key=lambda layer: layer.position)
     return {layer: number for number, layer in enumerate(in_order)}
 
@@ -401,7 +416,7 @@ def input_view(id: str, image: ReadImage, home: str) -> PictureView:
 
 
 def _missing_layers(image: ReadImage) -> list[MissingLayer]:
-    """The layers without a picture of an image, each with the reason."""
+    """The layers without a picture for an image, each with the reason."""
     manifest = image.manifest
     missing = []
     for skip in manifest.skipped:
@@ -413,14 +428,15 @@ def _missing_layers(image: ReadImage) -> list[MissingLayer]:
 
 
 def _layer_page(id: str, groups_by_stem: Mapping[str, Sequence[Group]]) -> ReportPage:
-    """The page of a layer: for each of its tensors the figures of all images.
+    """The page of a layer: for each of its tensors, a group with the figures of all
+    images.
 
     Args:
-        id: of the page.
-        groups_by_stem: the groups of the images' pages, by which tensor they show.
+        id: the id of the page.
+        groups_by_stem: the groups on the pages of images, by the stem of the tensor.
     """
     merged = []
-    # a group of the page has the fields of that of the first image, but for its figures
+    # but for its id and its figures, a merged group is that of the first image
     for n, groups in enumerate(groups_by_stem.values()):
         figures = tuple(figures_of(groups))
         merged.append(replace(groups[0], id=f"{id}-{n}", figures=figures))

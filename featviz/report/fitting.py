@@ -1,5 +1,5 @@
-"""A report in one file that is small enough for mail servers: in a large run each layer
-shows fewer maps."""
+"""Makes a report in one file small enough for mail servers: in a large run, each layer
+shows only some of its maps."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
 MOST_BYTES = 25_000_000
-"""About how many bytes the file may have: what usual mail servers take."""
+"""About how many bytes the file may have: usual mail servers accept this size."""
 FEWEST = 4
-"""How many maps each layer shows at least, however large the file becomes."""
+"""How many maps each layer shows at least, even if the file becomes too large."""
 _BASE64 = 4 / 3
-"""Characters for each byte of a picture, which is text in the page."""
+"""How many characters of the page a byte of a picture takes."""
 
 
 @dataclass(frozen=True)
 class FewerMaps(ReadImage):
-    """An image whose manifest has grids with fewer maps than its files; their pictures are
-    made when they are asked for."""
+    """An image of which some grids are shown with fewer maps than their files have. The
+    rows of its manifest are those of the smaller grids; `content` makes their pictures."""
 
     file_rows: Mapping[str, Capture] = field(default_factory=dict)
-    """The captures of these grids as they are in the files, by file."""
+    """The original rows of the smaller grids, by file."""
 
     def content(self, relative: str) -> bytes:
-        """The bytes of a picture; of a grid that shows fewer maps it is made here.
+        """The bytes of a picture. The picture of a smaller grid is made from the file at
+        each call.
 
         Args:
-            relative: its path in the image's folder.
+            relative: the path of the picture in the image's folder.
         """
         file_row = self.file_rows.get(relative)
         if file_row is None:
@@ -46,16 +47,18 @@ class FewerMaps(ReadImage):
 
 
 def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Image:
-    """Make the picture of `row` out of the tiles of a larger one.
+    """Make a smaller grid from the tiles of a larger one.
 
     Args:
-        grid: the picture of `file_row`, of any mode.
-        row: the same tensor with fewer channels drawn, in as many slices.
+        grid: the picture of the larger grid, of any mode.
+        file_row: the row of the larger grid.
+        row: the row of the smaller grid: the same tensor, with fewer channels drawn and
+            the same slices.
     """
     picture = Image.new(grid.mode, row.size)
     if grid.mode == "P":
         picture.putpalette(grid.getpalette() or [])
-    # the corner pixel has the colour of the gaps
+    # the gaps have the colour of the corner pixel
     if row.plan.padding:
         picture.paste(grid.getpixel((0, 0)), (0, 0, *row.size))  # type: ignore[arg-type]
     slices = file_row.slice_count
@@ -70,23 +73,23 @@ def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Ima
 
 
 def _encoded(picture: Image.Image, name: str) -> bytes:
-    """The bytes of a picture in the format of a file name, as `run` writes it."""
+    """The bytes of a picture, in the format that the ending of `name` says."""
     format = format_of(name)
     buffer = io.BytesIO()
     picture.save(buffer, format.pillow, **(format.save or {"optimize": True}))
     return buffer.getvalue()
 
 
-def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
-    """Leave out maps so that one file has at most about MOST_BYTES. Each layer then shows
-    the channels that vary most in the first image that has it.
+def fit_into_one_file(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
+    """Leave out maps, so that a report in one file has at most about MOST_BYTES. Each layer
+    then shows the channels that vary most in the first image that has the layer.
 
     Args:
-        runs: the run of the report, and the one to compare with if there is one.
+        runs: the run of the report and, if there is one, the run to compare with.
 
     Returns:
-        The runs, and how many maps a layer shows at most; the same runs and None where
-        all maps fit.
+        The runs with fewer maps, and the most maps that a layer shows. If all maps fit,
+        the same runs and None.
     """
     images: list[ReadImage] = []
     for run in runs:
@@ -95,8 +98,8 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
     if _BASE64 * total <= MOST_BYTES:
         return runs, None
     count = _fitting_count(images)
-    # One choice for all images and both runs: pages set their grids side by side, and the
-    # same tile is to be the same channel.
+    # The channels are the same in all images and both runs: a page shows their grids side
+    # by side, and equal places must show the same channel.
     channels: dict[CaptureKey, set[int | None]] = {}
     for image in runs[0].images.values():
         stats = image.stats()
@@ -113,13 +116,13 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
 
 
 def _fitting_count(images: Sequence[ReadImage]) -> int:
-    """How many maps of each layer about fit, FEWEST at least: the largest number of maps,
-    halved until they do."""
+    """About how many maps of each layer fit, at least FEWEST: the largest number of maps of
+    a grid, halved until the sum of the pictures fits."""
     grids = []
     for image in images:
         for row in image.captures.values():
             grids.append((len(row.drawn), image.sizes[row.file]))
-    # The smaller pictures are not made yet: their bytes are taken to shrink with the maps.
+    # an estimate: the bytes of a picture are taken to be in proportion to its maps
     count = max((maps for maps, _ in grids), default=FEWEST)
     while count > FEWEST:
         total = sum(size * min(1, count / max(1, maps)) for maps, size in grids)
@@ -132,17 +135,17 @@ def _fitting_count(images: Sequence[ReadImage]) -> int:
 def _with_fewer(
     image: ReadImage, channels: Mapping[CaptureKey, set[int | None]]
 ) -> ReadImage:
-    """An image whose grids show some channels.
+    """The image with smaller grids.
 
     Args:
-        channels: by capture key; may lack captures of this image.
+        channels: the channels to show, by capture key; may lack captures of this image.
     """
     rows = []
     file_rows = {}
     for row in image.manifest.captures:
         shown = _fewer(row, channels.get(row.capture_key, set()))
         rows.append(shown)
-        # `_fewer` returns the row itself where nothing is left out
+        # `_fewer` returns the same row if it leaves out nothing
         if shown is not row:
             file_rows[row.file] = row
     return FewerMaps(
@@ -158,12 +161,12 @@ def _with_fewer(
 
 
 def _fewer(row: Capture, channels: set[int | None]) -> Capture:
-    """A row that draws only some of its channels, in their order; the row itself where
-    nothing is left out.
+    """A row with only some of its drawn channels, in their order; the same row if nothing
+    is left out.
 
     Args:
-        channels: that are to remain; where the row draws none of them, as many of its
-            first ones remain. None where it draws one tile of all channels.
+        channels: the channels that remain. If the row draws none of these, as many of its
+            first channels remain instead.
     """
     remaining = [channel for channel in row.drawn if channel in channels]
     remaining = remaining or row.drawn[: len(channels)]

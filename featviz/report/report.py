@@ -25,7 +25,7 @@ from featviz.report.descriptions import model_name, model_title
 from featviz.report.engine import ReportFiles, render_alone
 from featviz.report.extras import Extra
 from featviz.report.figures import arrange
-from featviz.report.fitting import fitted
+from featviz.report.fitting import fit_into_one_file
 from featviz.report.links import Links
 from featviz.report.run_report import RunComparison, RunReport
 from featviz.report.series import read_series
@@ -113,7 +113,7 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
             comparison = _compared(run, base)
         max_maps = None
         if options.single_file:
-            run, comparison, max_maps = _fitted(run, comparison)
+            run, comparison, max_maps = _fit_comparison(run, comparison)
         pages = arrange(run, None if comparison is None else comparison.other)
         companions = read_companions(run, pages.layers, options)
         run_report = RunReport(run, pages, companions, comparison, max_maps)
@@ -183,10 +183,10 @@ class _Fitted(NamedTuple):
     max_maps: int | None
 
 
-def _fitted(run: ReadRun, comparison: RunComparison | None) -> _Fitted:
+def _fit_comparison(run: ReadRun, comparison: RunComparison | None) -> _Fitted:
     """Leave out maps, with a warning, where one file would become too large."""
     runs = [run] if comparison is None else [run, comparison.other]
-    fitted_runs, max_maps = fitted(runs)
+    fitted_runs, max_maps = fit_into_one_file(runs)
     if max_maps is not None:
         message = (
             "each layer shows at most %d of its maps, so that one file stays small;"

@@ -1,5 +1,5 @@
-"""The network as a picture: what its layers make of an image, in the order in which
-they ran.
+"""The picture of a network on a page: maps of its layers for an image, in the order in
+which the layers ran.
 
 stage 56×56     [previews: maps of its last layer]     <- folded
   step conv1      [map] [map] [map] ...                <- a tensor
@@ -27,35 +27,40 @@ from featviz.rundir.schema import Capture
 from featviz.text import by, counted
 
 STRIP = 10
-"""Maps of a layer in its strip: as many as a screen shows 96 pixels wide."""
+"""The most maps in the strip of a layer: a screen has room for ten of 96 pixels."""
 _WIDEST = 3.0
 _NARROWEST = 0.5
-"""Width by height of a map in a strip. A wider or narrower one is squeezed by a class of
-CSS, in which these numbers stand, too."""
+"""The largest and the smallest ratio of width to height of a map in a strip. Other maps
+are squeezed by a class of CSS, which has the same two numbers."""
 _BARS = 10
-"""Bars of a tensor of single numbers."""
+"""The most bars of a tensor of single numbers."""
 _FEW = 12
-"""Steps up to which resolutions divide a network, even if it has one alone."""
+"""A network of at most this many steps is always divided by resolution, even if all its
+maps have one resolution."""
 _MAX_STAGES = 16
-"""Stages up to which resolutions divide a network. With more of them they take turns."""
+"""The most stages into which resolutions may divide a network. More of them mean that the
+resolution goes up and down."""
 _OPEN = 60
-"""Steps whose grids are unfolded when the page of an image opens."""
+"""The most steps whose grids are unfolded when the page of an image opens."""
 _PREVIEWS = 5
-"""Strips of maps that folded stages show together; if there are more stages, one each."""
+"""About how many strips all folded stages of one direction show in sum; each stage shows
+at least one."""
 _VECTORS = "Vectors"
 """The title of the stage behind the last maps."""
 
 
 class MapTile(NamedTuple):
-    """A map in its grid."""
+    """A tile of a grid that is shown in a strip."""
 
     channel: int | None
-    """None where all channels became one tile."""
+    """The channel of the map; None for the one tile of all channels."""
     box: tuple[int, int, int, int]
     """Left, top, width and height in pixels of the picture."""
     shape: str
-    """`wide` or `tall` where it is squeezed: a class of CSS."""
+    """The class of CSS that squeezes the tile, `wide` or `tall`; empty for none."""
     range: str
+    """The smallest and the largest value of the channel, as text; empty for the one tile
+    of all channels."""
 
 
 class Bar(NamedTuple):
@@ -66,15 +71,15 @@ class Bar(NamedTuple):
     """The number of the channel; in the model's output the class that it stands for."""
     value: str
     start: float
-    """Where the bar begins, 0..100, as a share of the width for it."""
+    """Where the bar begins, in percent of the width of the axis."""
     length: float
-    """Of the bar, 0..100."""
+    """The length of the bar, in percent of the width of the axis."""
 
 
 @dataclass(frozen=True)
 class NetworkStep:
-    """A tensor of the network: some of its maps as tiles, or its largest numbers as bars
-    where its channels are single numbers."""
+    """A tensor of the network, with some of its maps as tiles. If its channels are single
+    numbers, it has bars of the largest ones instead."""
 
     group: Group
     figure: Figure
@@ -87,30 +92,33 @@ class NetworkStep:
     zeros: float
     """Share of zeros, 0..1."""
     range: str
+    """The smallest and the largest value, as text."""
     tiles: list[MapTile]
     bars: list[Bar]
 
 
 @dataclass(frozen=True)
 class NetworkStage:
-    """Layers that belong together."""
+    """Successive steps under one title: a resolution or a module."""
 
     number: int
+    """The number of the stage on the page, from 1."""
     title: str
     steps: list[NetworkStep]
     is_open: bool
+    """Whether the stage is unfolded when the page opens."""
     previews: list[NetworkStep]
-    """Steps that have maps, evenly spread, and the last of these; none if there are none.
-    """
+    """The steps that are shown while the stage is folded: evenly spread ones of those
+    with maps, always the last of these; empty if no step has maps."""
 
     @property
     def layer_count(self) -> int:
-        """How many layers it has; a layer may have several tensors."""
+        """How many layers the stage has; a layer may have several steps."""
         return len({step.group.page for step in self.steps})
 
     @property
     def span(self) -> str:
-        """`conv1 to relu.call1`."""
+        """The first and the last step: `conv1 to relu.call1`."""
         first = self.steps[0].group.name
         last = self.steps[-1].group.name
         return first if first == last else f"{first} to {last}"
@@ -121,13 +129,14 @@ def network(
     stats: Mapping[str, Floats],
     over: Sequence[ChannelTotals] | None = None,
 ) -> list[NetworkStage]:
-    """The stages of a network: forward, then the gradients from the output back.
+    """The stages of a network: those of the forward pass, then those of the gradients,
+    from the output to the input.
 
     Args:
-        page: of an image, whose maps are shown.
-        stats: statistics of the image, [channels, 6] by id of the picture.
-        over: totals for each of `page.groups` over all images, for zeros, range and
-            findings; None for those of this image alone.
+        page: the page of the image whose maps are shown.
+        stats: the statistics of the image, [channels, 6] by id of the picture.
+        over: for each of `page.groups` the totals over all images, from which zeros,
+            range and findings are taken; None takes them from this image.
     """
     steps = []
     for n, group in enumerate(page.groups):
@@ -148,7 +157,7 @@ def network(
             for title, titled_steps in groupby(titled, key=itemgetter(0))
         ]
         with_maps = sum(any(step.tiles for step in steps) for _, steps in grouped)
-        # of a transformer, whose blocks are one stage, one layer would be shown
+        # a network with few stages, such as a transformer, shows several strips of each
         previews = max(1, _PREVIEWS // max(1, with_maps))
         for title, stage_steps in grouped:
             stages.append(_stage(stages, stage_steps, title, is_backward, previews))
@@ -158,13 +167,14 @@ def network(
 def _step(
     group: Group, stats: Floats, totals: ChannelTotals, prediction: Sequence[ClassScore]
 ) -> NetworkStep:
-    """A tensor of the network.
+    """The step of a tensor.
 
     Args:
-        group: of the image; its first figure, that of this run, is shown.
-        stats: [channels, 6] of this image.
-        totals: for findings, zeros and range.
-        prediction: of this image, the likeliest class first; may be empty.
+        group: the figures of the tensor for one image; the first one is shown.
+        stats: the statistics [channels, 6] of the tensor for this image.
+        totals: the totals that give findings, zeros and range.
+        prediction: the prediction for this image, the likeliest class first; may be
+            empty.
     """
     figure = group.figures[0]
     row = figure.row
@@ -179,8 +189,8 @@ def _step(
         tiles = [_map_tile(row, channel, stats) for channel in most_varied(row, stats)]
         slices = [str(row.slice_count)] if row.slice_count > 1 else []
         shape = " × ".join([str(row.maps), *slices, size])
-    # maps of one value each, as behind a global pooling, are drawn as stripes; they
-    # belong to the stage of the resolution that they stand for
+    # Maps of one value each, as behind a global pooling, are drawn as stripes. They get
+    # the resolution of the maps, not of the stripes.
     if row.constant is not None:
         size = by(row.constant[1:])
         shape = f"{row.maps} × {size}, each constant"
@@ -205,19 +215,19 @@ def _stage(
     is_backward: bool,
     previews: int,
 ) -> NetworkStage:
-    """The next stage.
+    """Make the next stage.
 
     Args:
-        before: the stages before it.
-        steps: of this one, at least one.
-        title: its resolution or its module.
-        is_backward: whether its steps are of gradients.
-        previews: of its steps, at most.
+        before: all stages before this one.
+        steps: the steps of this stage, at least one.
+        title: the resolution or the module of the stage.
+        is_backward: whether the steps are gradients.
+        previews: the most previews of the stage.
     """
-    # A stage is folded or open as a whole; the first is open even if it is a large one.
+    # stages are open up to _OPEN steps in sum; the first one is always open
     count = sum(len(stage.steps) for stage in before) + len(steps)
     with_maps = [step for step in steps if step.tiles]
-    # not all of them: to unfold a stage is to see more
+    # at most half of the steps, so that an unfolded stage shows more than a folded one
     shown = min(previews, max(1, len(with_maps) // 2), len(with_maps))
     ends = [number * len(with_maps) // shown for number in range(1, shown + 1)]
     return NetworkStage(
@@ -230,21 +240,22 @@ def _stage(
 
 
 def _titles(steps: Sequence[NetworkStep]) -> list[str]:
-    """The title of the stage of each step; steps in a row with one title are a stage. It is
-    the step's resolution, `28×28`. Where all steps have one resolution, or resolutions
-    take turns, it is a module that contains the step, if some depth of modules divides
-    the network well.
+    """The title of the stage of each step; successive steps with one title are a stage.
+    Titles are resolutions, `28×28`. But if a large network has only one resolution, or
+    resolutions that go up and down, titles are the modules that contain the steps, if
+    modules of some depth make a fair number of stages.
 
     Args:
-        steps: all forward or all backward, in the order in which they ran.
+        steps: all steps of the forward pass, or all gradients, in the order in which they
+            ran.
     """
-    # The stages of a convolutional network are its resolutions. A transformer has one,
-    # and a U-Net or a feature pyramid goes back and forth.
+    # A convolutional network has few resolutions. A transformer has only one, and in a
+    # U-Net or a feature pyramid they go up and down.
     sizes = _resolutions(steps)
     has_several = len({*sizes} - {_VECTORS}) > 1
     if len(steps) <= _FEW or (has_several and _runs(sizes) <= _MAX_STAGES):
         return sizes
-    # On average a stage is to have at least two steps, in a deep network four.
+    # A stage must have at least two steps on average; in a deep network, four.
     max_stages = min(max(_MAX_STAGES, len(steps) // 4), len(steps) // 2)
     # `blocks` is one module for all of a transformer, `blocks.3` is a stage
     for depth in range(1, 5):
@@ -255,13 +266,14 @@ def _titles(steps: Sequence[NetworkStep]) -> list[str]:
 
 
 def _runs(titles: Sequence[str]) -> int:
-    """How many stages these titles make: each run of equal ones counts once."""
+    """How many stages these titles make: successive equal titles count once."""
     return len([*groupby(titles)])
 
 
 def _resolutions(steps: Sequence[NetworkStep]) -> list[str]:
-    """The resolution of each step, `28×28`. Single numbers have that of the maps before
-    them, at the beginning of the first maps; behind the last maps it is `Vectors`."""
+    """The resolution of each step, `28×28`. A step of single numbers gets the resolution of
+    the maps before it; before the first maps, that of the first maps; behind the last
+    maps, `Vectors`."""
     with_size = [n for n, step in enumerate(steps) if step.size]
     last = with_size[-1] if with_size else -1
     current = steps[with_size[0]].size if with_size else ""
@@ -276,8 +288,7 @@ def _resolutions(steps: Sequence[NetworkStep]) -> list[str]:
 
 
 def is_numbers(row: Capture) -> bool:
-    """Whether each channel is a single number, which a bar shows better than a grey
-    square."""
+    """Whether each channel of a tensor is a single number: a page shows these as bars."""
     is_single = row.layout == "vector" or row.plan.map_size == (1, 1)
     return is_single and row.reduce is None and row.slice_count == 1
 
@@ -285,18 +296,18 @@ def is_numbers(row: Capture) -> bool:
 def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
     """Choose drawn channels whose maps vary much and differ from one another.
 
-    Out of the half with the largest standard deviations, the first is the one with the
-    largest; then follows always the one that differs most from those that are chosen.
-    Where no finite map varies, it is the absolute means that count. Maps with values that
-    are not finite come last.
+    The channels are chosen from the half with the largest standard deviations. The first
+    one has the largest; each next one differs most from the channels chosen before. If no
+    finite map varies, absolute means take the place of the deviations. Maps with NaN or
+    infinite values come last.
 
     Args:
-        row: which channels are drawn.
-        stats: [channels, 6] of all channels.
-        count: how many are chosen at most.
+        row: the capture, which says which channels are drawn.
+        stats: the statistics [channels, 6] of all channels.
+        count: how many channels are chosen at most.
 
     Returns:
-        Channels, the most telling first; `[None]` where all of them are one tile.
+        The chosen channels, in this order; `[None]` if all channels are one tile.
     """
     if row.reduce is not None:
         return [None]
@@ -305,18 +316,18 @@ def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | N
         stats[drawn].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0
     )
     low, high, mean, std, zeros = numbers[:, :5].T
-    # Maps are alike if their mean and deviation, as shares of the range, and their shares
-    # of zeros are. A deviation is half the range at most, so it counts twice.
+    # Two maps differ by their means and deviations, as shares of the range, and by their
+    # shares of zeros. A deviation is at most half the range, so it is doubled.
     width = np.where(high > low, high - low, 1.0)
     points = np.stack([(mean - low) / width, 2 * std / width, zeros], axis=1).clip(0, 1)
-    # What is not finite has no deviation to compare. Without any variation the scale of
-    # the maps is all that tells them apart.
+    # Maps with NaN or infinite values have no deviation. Constant maps differ only in
+    # their means.
     is_finite = stats[drawn, 5] == 0
     strength = std.copy() if std[is_finite].any() else abs(mean)
     strength[~is_finite] = -1
     order = np.argsort(-strength, kind="stable")
-    # The half that varies most, or more to have `count` of them. The one that differs most
-    # of all channels may vary hardly at all.
+    # Only the half that varies most, or `count` channels if these are more: the channel
+    # that differs most from the chosen ones may vary hardly at all.
     candidates = order[: max(count, len(order) // 2)]
     comparable = candidates[strength[candidates] > 0]
     chosen = comparable[farthest_first(points[comparable], count)]
@@ -330,8 +341,8 @@ def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
     """The first tile of a drawn channel.
 
     Args:
-        channel: None for the one tile of all channels.
-        stats: [channels, 6] of all channels.
+        channel: the channel; None for the one tile of all channels.
+        stats: the statistics [channels, 6] of all channels.
     """
     slot = 0 if channel is None else row.drawn.index(channel) * row.slice_count
     box = row.plan.box(slot)
@@ -350,16 +361,17 @@ def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
 def largest_bars(
     row: Capture, stats: Floats, prediction: Sequence[ClassScore]
 ) -> list[Bar]:
-    """The largest numbers of a tensor whose channels are single numbers; of a gradient
-    the largest magnitudes. Numbers that are not finite are left out.
+    """The bars of a tensor whose channels are single numbers: those of the largest
+    numbers, or of the largest magnitudes of a gradient. NaN and infinite values are left
+    out.
 
     Args:
-        row: the tensor.
-        stats: [channels, 6] of it.
-        prediction: of the image; where the tensor is the model's output, its bars have
-            the names of these classes.
+        row: the capture of the tensor.
+        stats: its statistics [channels, 6].
+        prediction: the prediction for the image. If the tensor is the model's output, the
+            bars of these classes have their names.
     """
-    # the mean of a single number is that number
+    # column 2 is the mean, which for a single number is the number itself
     values = stats[:, 2].astype(np.float64)
     values[stats[:, 5] > 0] = np.nan
     # NaN is sorted to the end, and left out
@@ -367,7 +379,7 @@ def largest_bars(
     top = order[np.isfinite(values[order])][:_BARS]
     class_names = _class_names(stats, prediction)
     unnamed = "class " if class_names else ""
-    # bars begin at zero, which always lies between the ends of their axis
+    # bars begin at zero, so the axis always contains zero
     low = float(values[top].min(initial=0.0))
     high = float(values[top].max(initial=0.0))
     unit = 100 / ((high - low) or 1)
@@ -386,9 +398,10 @@ def largest_bars(
 
 
 def _class_names(stats: Floats, prediction: Sequence[ClassScore]) -> dict[int, str]:
-    """The names of classes by channel, if a tensor is the model's output; else empty."""
-    # No record says which tensor is the output. One that has all scores of the prediction
-    # at their places can be no other.
+    """The names of the predicted classes by channel, if a tensor is the model's output;
+    else empty."""
+    # No record says which tensor is the output. It is the one that has the scores of the
+    # prediction in the channels of their classes.
     for guess in prediction:
         if guess.index >= len(stats):
             return {}

@@ -1,5 +1,4 @@
-"""What is known of the channels of a tensor over all images of a run: their numbers,
-and what was found of them."""
+"""The statistics and the findings of a tensor's channels over all images of a run."""
 
 from __future__ import annotations
 
@@ -38,16 +37,18 @@ class ChannelTotals:
         """Begin without an image."""
         self.images = 0
         self.table = np.zeros((0, len(_EMPTY)))
-        """[channels, 7]: in how many images there is the channel; its smallest and
-        largest finite value, NaN where there is none; sums over these images of its
-        mean, share of zeros and number of non-finite values; and 1 where it is all zero
-        in each of them."""
+        """float64 [channels, 7]. IMAGES: in how many images the channel exists. LOW, HIGH:
+        its smallest and largest finite value, NaN if no value is finite. MEANS, ZEROS,
+        NONFINITE: the sums over these images of its mean, its share of zeros and its
+        number of NaN and infinite values. ALL_ZERO: 1 if it is all zero in each of these
+        images, else 0."""
         self.is_activation = False
-        """Whether channels that are all zero are dead, as behind a ReLU."""
+        """Whether an all-zero channel counts as dead, as behind a ReLU."""
         self.is_judged = False
-        """Whether a channel of one value can be a finding: not in a gradient, and not
-        where only one number of each channel was seen."""
+        """Whether an all-zero or constant channel is a finding. It is none in a gradient,
+        or if only one number of each channel was seen."""
         self._zeroed: frozenset[int] = frozenset()
+        """The channels that interventions set to zero in any of the images."""
 
     def add(
         self, row: Capture, stats: Floats, zeroed: frozenset[int] = frozenset()
@@ -55,19 +56,19 @@ class ChannelTotals:
         """Add an image's statistics.
 
         Args:
-            row: the tensor in this image.
-            stats: [channels, 6] in the order of `records.STAT_COLUMNS`.
-            zeroed: channels that interventions set to zero.
+            row: the capture of the tensor in this image.
+            stats: its statistics [channels, 6], in the order of `records.STAT_COLUMNS`.
+            zeroed: the channels that interventions set to zero.
         """
-        # An image of another size may have more channels. So the table grows, and counts
-        # the images of each channel by itself.
+        # An image of another size may have more channels: then the table grows. So each
+        # channel has its own number of images.
         missing = len(stats) - len(self.table)
         if missing > 0:
             self.table = np.concatenate([self.table, np.tile(_EMPTY, (missing, 1))])
         low, high, mean, _, zeros, nonfinite = stats.astype(np.float64).T
         columns = self.table[: len(stats)].T
         columns[IMAGES] += 1
-        # fmin and fmax pass over NaN, which stands for an image without a finite value
+        # fmin and fmax ignore NaN, which a channel without a finite value has here
         columns[LOW] = np.fmin(columns[LOW], low)
         columns[HIGH] = np.fmax(columns[HIGH], high)
         columns[MEANS] += mean
@@ -82,13 +83,14 @@ class ChannelTotals:
         """Set `is_judged` and `is_activation`, after an image was added.
 
         Args:
-            row: the tensor in that image.
+            row: the capture of the tensor in this image.
         """
-        # one number in one image is constant, and says nothing
+        # a single number, seen in one image, is always constant
         has_maps = row.plan.map_size != (1, 1) and row.layout != "vector"
         self.is_judged = (self.images > 1 or has_maps) and row.kind not in BACKWARD
-        # A model may have a class of its own for ReLU. An output with zeros and nothing
-        # below is taken for one, but for weights of attention, which a softmax makes so.
+        # A model may have its own class for ReLU. So an output with zeros, and without
+        # negative values, counts as an activation; but not weights of attention, which
+        # come from a softmax.
         looks_rectified = (
             self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
         )
@@ -98,25 +100,26 @@ class ChannelTotals:
 
     @property
     def _is_zeroed(self) -> np.ndarray:
-        """bool [channels]: interventions set it to zero."""
+        """bool [channels]: whether interventions set the channel to zero."""
         return np.isin(np.arange(len(self.table)), [*self._zeroed])
 
     @property
     def all_zero(self) -> np.ndarray:
-        """bool [channels]: it is all zero in every image that has it, and not because of
-        an intervention."""
+        """bool [channels]: whether the channel is all zero in every image that has it,
+        without an intervention."""
         return np.asarray((self.table[:, ALL_ZERO] == 1) & ~self._is_zeroed)
 
     @property
     def findings(self) -> ChannelFindings:
-        """The channels of each of the findings in EXPLANATIONS."""
+        """The channels that have each finding of EXPLANATIONS."""
         table = self.table.T
-        # false for a channel without a finite value: NaN equals nothing
+        # False for a channel without a finite value, since NaN does not equal NaN
         has_one_value = (table[LOW] == table[HIGH]) & (table[NONFINITE] == 0)
         is_other = ~self.all_zero & ~self._is_zeroed
         masks = {
             "all zero": self.all_zero & self.is_judged,
-            # a batch normalisation makes another constant of zeros
+            # not only zeros: a batch norm turns the zeros of the layer before into
+            # another constant
             "ablated": has_one_value & self._is_zeroed,
             "constant": has_one_value & is_other & self.is_judged,
             "NaN or infinite": table[NONFINITE] > 0,
@@ -129,7 +132,8 @@ class ChannelTotals:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Smallest and largest value of all channels; NaN where none is finite."""
+        """The smallest and the largest value of all channels; both NaN if no value is
+        finite."""
         low = self.table[:, LOW]
         high = self.table[:, HIGH]
         if not np.isfinite(low).any() or not np.isfinite(high).any():
@@ -138,7 +142,7 @@ class ChannelTotals:
 
     @property
     def nonfinite(self) -> int:
-        """Values of all images and channels that are NaN or infinite."""
+        """How many values are NaN or infinite, in all images and channels."""
         return int(self.table[:, NONFINITE].sum())
 
     @property
@@ -152,9 +156,9 @@ class ChannelRow(NamedTuple):
 
     channel: int
     numbers: tuple[str, ...]
-    """Its min, max, mean and share of zeros over the images, as text."""
+    """The min, max, mean and share of zeros of the channel over all images, as text."""
     findings: str
-    """Of the run and of the audit, with commas."""
+    """The findings of the run and of the audit, separated by commas."""
 
 
 def channel_rows(
@@ -163,9 +167,9 @@ def channel_rows(
     """The rows of all channels of a tensor.
 
     Args:
-        totals: over all images of the run.
-        audited: findings of an audit for the same layer; empty without an audit.
-            Channels that the totals do not have are left out.
+        totals: the totals over all images of the run.
+        audited: the findings of an audit for the same layer; empty without an audit.
+            Channels that the run does not have are left out.
     """
     findings_of = defaultdict(list)
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
@@ -189,11 +193,11 @@ def dead_summary(
     """How many channels are dead, `7 in 2 layers`, or why that is not known.
 
     Args:
-        pages: of all layers.
-        totals_of: gives the totals of a tensor over all images.
+        pages: the pages of all layers.
+        totals_of: returns the totals of a tensor over all images.
     """
-    # Where ReLUs were drawn they alone count: a layer behind one has the same dead
-    # channels, and other layers are hardly ever exactly 0.
+    # If ReLUs were drawn, only these count: a layer behind a ReLU would count the same
+    # dead channels again.
     rectifiers = [page for page in pages if page.type in RECTIFIERS]
     activations = 0
     judged = 0
@@ -224,12 +228,12 @@ def dead_summary(
 
 
 class Badge(NamedTuple):
-    """A finding of a layer, short."""
+    """A finding of a layer in short."""
 
     text: str
-    """`5 all zero`."""
+    """The number of channels, and the finding: `5 all zero`."""
     channels: str
-    """Which they are: `0–3, 17`."""
+    """These channels: `0–3, 17`."""
 
 
 def badges(findings: ChannelFindings) -> list[Badge]:

@@ -1,5 +1,5 @@
-"""The run directory: the names of the files that featviz writes. In this folder, what
-cannot be read or written is a StoreError that names it."""
+"""The names of the files that featviz writes into a run directory. The functions of this
+package raise a StoreError for a file that cannot be read or written."""
 
 import re
 
@@ -8,12 +8,12 @@ SCHEMA_VERSION = 2
 RUN_FILE, MANIFEST_FILE, STATS_FILE = "run.json", "manifest.json", "stats.npz"
 INPUT_FILE = "input.png"
 LOCK_FILE = ".featviz.lock"
-"""Is in a folder for as long as a process writes it."""
+"""The lock file in a folder that a process is writing into."""
 SHARDS_LOCK = ".featviz.shards.lock"
-"""Is there for the moment in which one of several shards begins or ends."""
+"""The lock file that a shard holds while it begins or ends."""
 SHARD_LOCKS = re.compile(r"\.featviz\.(?:\d+-of-(?P<count>\d+)|shards)\.lock")
-"""Locks of shards: `.featviz.1-of-4.lock` is there as long as the first of four writes.
-"""
+"""The names of the lock files of shards: the first of four shards holds
+`.featviz.1-of-4.lock` while it draws."""
 AUDIT_FILE, DIFF_FILE = "audit.json", "diff.json"
 APOZ_FILE = "apoz.png"
 """The chart of an audit."""
@@ -21,9 +21,9 @@ EXEMPLARS_FILE = "exemplars.json"
 REPORT, REPORT_FILE, INDEX_FILE = "report", "report.html", "index.html"
 REPORT_ZIP = "report.zip"
 REPORT_RECORD = "report.json"
-"""Lists the files of a report's folder."""
+"""The record of a report in a folder, which lists its files."""
 DIFF_GRIDS = "grids.js"
-"""The numbers of the grids on the page of a comparison."""
+"""The script with the grids of the page of a comparison."""
 REPORT_ASSETS = (
     "style.css",
     "icon.svg",
@@ -32,6 +32,6 @@ REPORT_ASSETS = (
     "channel.js",
     "report.js",
 )
+"""The files that every report has, but for that of a series."""
 SERIES_ASSETS = ("style.css", "icon.svg", "tiles.js", "series.js")
-"""Files that every report of a run has, whatever it shows, and those of the report of a
-series."""
+"""The files that the report of a series has."""

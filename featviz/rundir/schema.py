@@ -1,10 +1,9 @@
-"""What the records of a run directory hold: `Capture`, a row of a manifest, and what all
-records have.
+"""The types and checks that all records of a run directory share, such as `Capture`, a row
+of a manifest.
 
-A record may come from anybody. msgspec checks types, ranges and lengths while it
-decodes, in a third of the time of json and dataclasses, and its own message names the
-first field that does not fit. Where fields must agree with one another, that is checked
-here."""
+A record may come from anybody. msgspec checks types, ranges and lengths while it decodes:
+this takes a third of the time of json and dataclasses, and its message names the first
+field that does not fit. Contradictions between fields are found here."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from featviz.rundir import EXEMPLARS_FILE, MANIFEST_FILE, RUN_FILE, SCHEMA_VERSI
 from featviz.text import listed, printable, quoted
 
 GROWING = ("images", "failures", "schema_version")
-"""Keys of run.json that change while a run goes on."""
+"""The keys of run.json that are not settings."""
 MOST_RECORD = 64 * 2**20
-"""Bytes of run.json or of a manifest: half a million images, or rows."""
+"""The most bytes of a run.json or manifest: enough for half a million images, or rows."""
 MOST_MAPS = 2**24
-"""Maps of a tensor: 400 MB of statistics."""
+"""The most maps of a tensor: their statistics take 400 MB."""
 _LARGEST = max(format.largest for format in FORMATS.values())
-"""Pixels a side of a picture."""
+"""The largest width or height of a picture, in pixels."""
 
 Text = Annotated[str, Meta(max_length=4096)]
 """A name, or a few words."""
@@ -49,15 +48,15 @@ Box = Annotated[
 _Channels = Annotated[list[Channel], Meta(min_length=1)]
 _Offset = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 _SHOWN = 60
-"""Characters of a value that a message shows."""
+"""How many characters of a value a message shows."""
 _SHOWN_BEFORE = 20
-"""How many of these stand before the first character in which two values differ."""
+"""How many characters a message shows before the first one in which two values differ."""
 _SUFFIXES = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
-"""The fields of a row of `captures` that name a file, and how these names end."""
+"""The fields of a row of `captures` that name a file, and the endings of these names."""
 
 
 class SizeFields(TypedDict):
-    """`size` of an image: pixels of its file."""
+    """`size` of an image: the size of its file in pixels."""
 
     width: Annotated[int, Meta(ge=1, le=2**53)]
     height: Annotated[int, Meta(ge=1, le=2**53)]
@@ -89,10 +88,11 @@ class Capture:
     file: Text
     grid: GridFields
     normalize: Text
-    """The scale that was used; one-number maps share the layer's even under `map`."""
+    """The scale that was used. Maps of a single number never have a scale each: under
+    `map`, too, they share that of the layer."""
     range: Annotated[list[float | None], Two] | None
-    """Values drawn darkest and brightest; None where each map has its own (see
-    `stats.npz`)."""
+    """The values that are drawn darkest and brightest; None if each map has its own, its
+    min and max in `stats.npz`."""
     min: float | None
     max: float | None
     mean: float | None
@@ -102,43 +102,46 @@ class Capture:
     channels: _Channels | None = None
     """The channels that were drawn, in tile order; None for all."""
     slices: Annotated[list[Pixels], Two] | None = None
-    """[drawn, held] tiles of each channel, side by side: steps of a clip, regions of a
-    batch."""
+    """How many slices of each channel are drawn, and how many there are. Slices are steps
+    of a clip or regions of a batch; their tiles are side by side. None for one slice."""
     steps: list[Count] | None = None
-    """The slices that are drawn, from 0, where not all are."""
+    """The numbers of the drawn slices, from 0; None if all are drawn."""
     tensor: Text | None = None
-    """The npy file of the tensor, where it was kept."""
+    """The npy file of the tensor; None if the run did not keep it."""
     constant: Annotated[list[Pixels], Meta(min_length=3, max_length=3)] | None = None
-    """Slices, height and width of each map, where all are constant: the picture is one
-    strip of their values."""
+    """Slices, height and width of each map, if all maps are constant: then the picture is
+    one strip of their values."""
     collapsed: dict[Text, _Channels] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: Text | None = None
-    """How all channels became one tile; None where each has its own."""
+    """The reduction by which all channels became one tile; None if each channel has a
+    tile."""
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """The opacity of maps over the input; None if they do not lie over it."""
     figure: Text | None = None
+    """The file of the figure; None without one."""
     cmap: Text | None = None
-    """The colormap, where it is that of phases, whatever the run's is."""
+    """The colormap of a picture of phases; None for the colormap of the run."""
     receptive_field: (
         Annotated[list[_Offset], Meta(min_length=6, max_length=6)] | None
     ) = None
     """[first, last, step] of rows, then of columns: row i of a map sees the rows of the
     input from first + step · i up to, not including, last + step · i, cut at the edges
-    of the input. None where that is not known."""
+    of the input. None if the receptive field is not known."""
 
     @property
     def capture_key(self) -> CaptureKey:
-        """Which capture it is; two runs are matched by it."""
+        """The key of the capture, by which the captures of two runs are matched."""
         return CaptureKey(self.layer, self.kind, self.call, self.key)
 
     @property
     def label(self) -> str:
-        """`layer1.0.conv1`; its class for the model itself."""
+        """The name of the layer: `layer1.0.conv1`; for the model itself, its class."""
         return self.layer or self.type
 
     @property
     def drawn(self) -> list[int]:
-        """The channels that have a tile of their own, in tile order; none where all
+        """The channels that have a tile, in the order of the tiles; empty if all channels
         became one tile."""
         if self.reduce is not None:
             return []
@@ -148,26 +151,26 @@ class Capture:
 
     @property
     def slice_count(self) -> int:
-        """Tiles side by side for each channel."""
+        """How many tiles each channel has, side by side."""
         return self.slices[0] if self.slices else 1
 
     @property
     def drawn_slices(self) -> list[int]:
-        """The slices that are side by side for each channel, from 0."""
+        """The numbers of the drawn slices, from 0."""
         if self.steps is None:
             return [*range(self.slice_count)]
         return self.steps
 
     @property
     def plan(self) -> GridPlan:
-        """The geometry of its picture."""
+        """The geometry of the picture."""
         grid = self.grid
         channels = self.maps if self.channels is None else len(self.channels)
         if self.reduce is not None:
             channels = 1
         # a picture of all channels has one tile for each slice
         tiles = channels * self.slice_count
-        # one factor stands for both directions
+        # a single number is the factor of both directions
         scale = grid["scale"]
         if isinstance(scale, int):
             scale = [scale, scale]
@@ -184,31 +187,31 @@ class Capture:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of its picture."""
+        """Width and height of the picture, in pixels."""
         plan = self.plan
         return plan.width, plan.height
 
     @property
     def files(self) -> list[str]:
-        """The picture, and the tensor and figure where there are some."""
+        """The files of the picture and, if they exist, of the tensor and of the figure."""
         names = [getattr(self, column) for column in _SUFFIXES]
         return [name for name in names if name is not None]
 
 
 OPTIONAL = {field.name for field in fields(Capture) if field.default is None}
-"""Fields that a row has only where they have a value."""
+"""The fields that a row lacks if their value is None."""
 
 
 def convert(content: Any, record_type: Any) -> Any:
-    """The content of a document as a record.
+    """Convert the content of a JSON document to a record.
 
     Args:
-        content: what a JSON reader returned: objects, lists, text and numbers.
+        content: the content, as a JSON reader returns it: objects, lists, text, numbers.
         record_type: a dataclass, or a generic type such as `list[str]`.
 
     Raises:
-        ValueError: it does not fit; the message, which is msgspec's, names the first
-            misfit.
+        ValueError: the content does not fit. The message, which is msgspec's, names the
+            first misfit.
     """
     try:
         return msgspec.convert(content, record_type)
@@ -217,19 +220,19 @@ def convert(content: Any, record_type: Any) -> Any:
 
 
 def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
-    """Refuse a document that does not say its version, or has another than `expected`.
+    """Refuse a document of another version than `expected`, or without a version. This
+    must be the first check: fields of another version may mean other things.
 
     Args:
-        content: what a JSON reader returned, of any type.
+        content: the content of the document, of any JSON type.
 
     Raises:
-        ValueError: the caller puts the document's name before the message.
+        ValueError: the message does not name the document: the caller does.
     """
-    # before anything else: fields of another version mean other things
     version = None
     if isinstance(content, dict):
         version = content.get("schema_version")
-    # True is an int, and equal to 1
+    # `type`, since True is an instance of int, and equals 1
     if type(version) is not int:
         raise ValueError(
             f"cannot be read: its schema_version is {quoted(repr(version))}"
@@ -239,10 +242,11 @@ def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a run.json or manifest, whichever command wrote it.
+    """Read a run.json or a manifest, of a run or of kernels.
 
     Raises:
-        StoreError: it is missing, a link, too large, no JSON, or of another version.
+        StoreError: the file is missing, a link, too large, not JSON, or of another
+            version.
     """
     where = quoted(path)
     folder = quoted(path.parent)
@@ -250,7 +254,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StoreError(
             f"{folder} is a file, not a run directory", "give a folder of `featviz run`"
         )
-    # files of a run are opened without following links; its own path may be one
+    # no link in a run directory is followed; the run directory itself may be a link
     if path.is_symlink():
         raise StoreError(
             f"{where} is a link, and links in run directories are not read"
@@ -276,7 +280,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{folder} is no run directory: it has no {path.name}", hint
         ) from None
     except FileError as error:
-        # a FileError of the file itself begins in the same way
+        # most messages of FileError begin with the same words
         reason = error.message.removeprefix(f"{where} cannot be read: ")
         raise StoreError(f"{where} cannot be read: {reason}", error.hint) from error
     except ValueError as error:
@@ -287,25 +291,26 @@ def read_json(path: Path) -> dict[str, Any]:
 def fingerprint(record: Mapping[str, Any]) -> str:
     """SHA-256 in hexadecimal of a run's settings. Images with the same fingerprint were
     drawn in the same way."""
-    # sorted: the order of options in a run.json says nothing
+    # sorted, so that the order of entries in run.json does not matter
     text = json.dumps(settings_of(record), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a run.json that stay as they are while a run goes on: the model, the
-    options, the versions."""
+    """The settings in a run.json: the model, the options and the versions, which stay the
+    same during a run."""
     return {key: value for key, value in record.items() if key not in GROWING}
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """How the settings of two runs differ: a clause for each entry, those of options
+    """The differences between the settings of two runs: a clause for each entry, options
     first.
 
     Args:
-        old, new: the values of one entry; `differences` calls itself for entries of
-            entries, and is first called with the whole of both settings.
-        where: the keys of that entry, joined by dots; empty for the whole.
+        old, new: the settings of both runs. This function calls itself with the values
+            of one entry.
+        where: the keys that lead to this entry, joined by dots; empty for the settings as
+            a whole.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         descriptions = []
@@ -318,12 +323,12 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     if where.startswith("options."):
         option = where.removeprefix("options.")
         return [f"there {_as_typed(option, old)}, here {_as_typed(option, new)}"]
-    # sixty-four digits tell a reader nothing
+    # the digits of checksums would tell a reader nothing
     if where.endswith(("sha256", ".parameters")):
         return [f"its {where} is another one"]
     old_text = json.dumps(old, ensure_ascii=False)
     new_text = json.dumps(new, ensure_ascii=False)
-    # long values (a model's repr) often differ far from their begin
+    # long values, such as a model's repr, are shown from shortly before the difference
     shared = len(commonprefix([old_text, new_text]))  # noqa: RUF071 - characters are meant
     begin = max(0, shared - _SHOWN_BEFORE)
     old_part = _shown_from(old_text, begin)
@@ -334,27 +339,27 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def _shown_from(text: str, begin: int) -> str:
-    """A text as a message shows it: whole where it is short, else from the position
-    `begin` on."""
+    """A text for a message: a short one as a whole, a long one from the position `begin`
+    on. At most _SHOWN characters are shown."""
     if len(text) > _SHOWN and begin > 0:
         text = "…" + text[begin:]
     return quoted(text, _SHOWN)
 
 
 def _as_typed(name: str, value: Any) -> str:
-    """An option as one types it: `--layers ReLU`; `the default` where nothing is typed.
+    """An option as a user types it: `--layers ReLU`; `the default` for a default value.
 
     Args:
-        name: of the option in run.json: `tensor_layout`.
-        value: of the option in run.json.
+        name: the name of the option in run.json, such as `tensor_layout`.
+        value: its value in run.json.
     """
-    # a flag is off by default, but for --marks
+    # flags are off by default; only --marks is on
     if value is None or value == [] or value is (name == "marks"):
         return "the default"
     if isinstance(value, bool):
         return quoted(flag(name) if value else f"--no-{name}")
     values = value if isinstance(value, list) else [value]
-    if name in ("ablate", "edit", "tensor_layout"):  # one option a value
+    if name in ("ablate", "edit", "tensor_layout"):  # typed once for each value
         return quoted(" ".join(f"{flag(name)} {item}" for item in values))
     separator = "x" if name in ("size", "crop") else ","
     return quoted(f"{flag(name)} {separator.join(map(str, values))}")
@@ -366,9 +371,8 @@ def check_rows(rows: Sequence[Capture]) -> None:
 
     Raises:
         ValueError: the message names the first such field, its value and what was
-            expected; or both rows.
+            expected; or the two rows.
     """
-    # two rows of one tensor have the same statistics, which are right for one picture
     row_numbers: dict[CaptureKey, int] = {}
     for number, row in enumerate(rows):
         for field, expected in _misfits(row):
@@ -385,11 +389,11 @@ def check_rows(rows: Sequence[Capture]) -> None:
 
 
 def _misfits(row: Capture) -> Iterator[tuple[str, str]]:
-    """The fields of a row that cannot be right: they contradict another field, or name a
-    file elsewhere or of another kind.
+    """Find the fields of a row that contradict another field, or that name a file outside
+    the image's folder or with a wrong ending.
 
     Yields:
-        The field, and what was expected of it: `each channel once`.
+        The name of the field, and what was expected, such as `each channel once`.
     """
     # a manifest from elsewhere must not lead a reader out of the image's folder
     for column, suffixes in _SUFFIXES.items():
@@ -409,14 +413,14 @@ def _misfits(row: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
-    """As `_misfits`: a channel does not exist, is drawn twice, or shares the tile of one
-    that is not drawn."""
+    """Find misfits, as `_misfits` does, in the fields on channels: a channel that does not
+    exist, is drawn twice, or shares the tile of a channel that is not drawn."""
     channels = row.channels or [0]
     if max(channels) >= row.maps or len(set(channels)) < len(channels):
         yield "channels", f"each channel once, less than maps ({row.maps})"
     if row.collapsed is None:
         return
-    # as text, since int() of thousands of digits would take long, or raise
+    # keys are compared as text: int() of thousands of digits would take long, or raise
     drawn = set(map(str, row.drawn))
     for name, group in row.collapsed.items():
         if name not in drawn or max(group) >= row.maps:
@@ -424,8 +428,8 @@ def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _misfits_of_slices(row: Capture) -> Iterator[tuple[str, str]]:
-    """As `_misfits`: more slices are drawn than there are; or `steps` are not as many as
-    the drawn slices, or not in order."""
+    """Find misfits, as `_misfits` does, in the fields on slices: more slices are drawn than
+    there are; or `steps` has another count, or is not in rising order."""
     drawn, total = row.slices or (1, 1)
     if drawn > total:
         yield "slices", "no more drawn than there are"

@@ -1,11 +1,11 @@
-"""Results that are not runs: reads audits, exemplars and kernels; writes verdicts of
+"""Results that are not single runs: reads audits, exemplars and kernels; writes verdicts of
 gates for CI servers; and finds the run directories of a series, one for each watched step
 of a training.
 
     OUT/step-000000/  OUT/step-000100/  ...
 
-A step's folder gets its name when all of it is written: one with such a name and a
-run.json is complete."""
+The folder of a step gets such a name when all its files are written. So a folder with such
+a name and a run.json is complete."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ SCHEMA_VERSION = 1
 """The version of exemplars.json. 1: first release."""
 
 _MOST = 2**28
-"""Bytes of an exemplars.json: two million exemplars."""
+"""The most bytes that an exemplars.json may have: enough for two million exemplars."""
 _STEP = re.compile(r"step-(\d{6,15})")
 _BESIDE_STEPS = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
-"""What featviz itself puts into the folder of a series."""
+"""Files and folders besides the steps that featviz puts into the folder of a series."""
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _Two = Annotated[list[_Small], Meta(min_length=2, max_length=2)]
 _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
@@ -71,15 +71,16 @@ class Exemplar:
 
     image: Text
     number: Count
-    """Its number among all images, from 0."""
+    """The number of the image among all images, from 0."""
     value: float
+    """The value by which exemplars are ranked: the largest of the map, or its mean."""
     place: _Two | None
     """Row and column of the largest value in the channel's map; None with `--by mean`."""
     map: _Two | None
-    """Rows and columns of that map."""
+    """The number of rows and of columns of that map."""
     box: _Four | None
-    """What the unit there sees of the input, in pixels: left, top, right and bottom. None
-    where it sees only padding, or the image could not be read again."""
+    """The receptive field of the unit at `place`, in pixels of the input: left, top, right
+    and bottom. None if it holds only padding, or the image could not be read again."""
 
 
 @dataclass(frozen=True)
@@ -88,27 +89,28 @@ class ExemplarChannel:
 
     channel: _Small
     file: Text | None
-    """Its picture; None where no image excites it."""
+    """The picture of the channel's exemplars; None if no image excites the channel."""
     exemplars: Annotated[list[Exemplar], Meta(max_length=100_000)]
     row: _Four | None = None
-    """Where its tiles are in the picture of all channels: left, top, width and height;
-    None where it has no room there."""
+    """The rectangle of the channel's tiles in the picture of all channels: left, top,
+    width and height. None if that picture has no room for the channel."""
 
 
 @dataclass(frozen=True)
 class FieldOfView:
-    """The receptive field of a layer's units, for the first image's input size."""
+    """The size of the receptive fields of a layer, for an input of the first image's
+    size."""
 
     how: Text
     """`computed`, `unknown`, or `no place` (the layer gives no map of the input)."""
     size: _Two
-    """Height and width in pixels of the input, of the unit that sees most."""
+    """Height and width of the largest receptive field of a unit, in pixels of the input."""
 
 
 @dataclass(frozen=True)
 class ExemplarLayer:
-    """The exemplars of a tensor of a layer; with `--per-class`, among the images of one
-    class."""
+    """The exemplars of a tensor of a layer; with `--per-class`, only from the images of
+    one class."""
 
     layer: Text
     type: Text
@@ -124,17 +126,17 @@ class ExemplarLayer:
 
     @property
     def label(self) -> str:
-        """Its name; its class for the model itself."""
+        """The name of the layer; for the model itself, its class."""
         return self.layer or self.type
 
     @property
     def title(self) -> str:
-        """`relu`; `relu.call1` for its second call."""
+        """The name of the tensor: `relu`, or `relu.call1` for the second call."""
         return self.label + self.address.suffix
 
     @property
     def address(self) -> CaptureKey:
-        """Which capture of an image has this tensor."""
+        """The key of the capture of this tensor."""
         return CaptureKey(self.layer, "output", self.call, self.key)
 
 
@@ -157,11 +159,12 @@ class ExemplarRecord:
 
     @property
     def room(self) -> int:
-        """How many exemplars the picture of a channel has room for."""
+        """The most exemplars in the picture of a channel: --top, or fewer if there are
+        fewer images."""
         return max(1, min(int(self.options["top"]), self.images.total))
 
     def as_json(self) -> Mapping[str, Any]:
-        """The content of the file."""
+        """The content of exemplars.json, as JSON types."""
         content: Mapping[str, Any] = msgspec.to_builtins(self)
         return content
 
@@ -170,10 +173,10 @@ def read_exemplars(root: Path) -> ExemplarRecord:
     """Read the exemplars.json of a folder.
 
     Args:
-        root: what the user named; it need not exist.
+        root: the folder that the user named; it need not exist.
 
     Raises:
-        StoreError: it holds none, or exemplars.json does not fit.
+        StoreError: the folder has no exemplars.json, or one that does not fit.
     """
     path = root / EXEMPLARS_FILE
     if not path.exists():
@@ -190,15 +193,19 @@ def read_exemplars(root: Path) -> ExemplarRecord:
 
 
 def _check_exemplars(record: ExemplarRecord) -> None:
-    """Refuse a record whose fields contradict one another: ValueError."""
+    """Refuse a record whose fields contradict one another.
+
+    Raises:
+        ValueError: the message names the contradiction.
+    """
     top = record.options.get("top")
-    # True is an int, too
+    # `type`, since True is an instance of int
     is_top = type(top) is int and 1 <= top <= MOST_TOP
     if not is_top or record.options.get("by") not in ("max", "mean"):
         raise ValueError("options.top or options.by is none that featviz has")
     for layer in record.layers:
         for row in layer.channels:
-            # the page of a report says which image each piece of the picture is of
+            # a report puts the names of the images below the tiles of the picture
             count = len(row.exemplars)
             has_picture = bool(row.file)
             if count > record.room or has_picture != (count > 0):
@@ -208,10 +215,11 @@ def _check_exemplars(record: ExemplarRecord) -> None:
 
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
-    """The pictures of exemplars, as `read_pictures` reads them.
+    """Read the headers of the pictures of exemplars, by `read_pictures`.
 
     Args:
         root: the folder of the exemplars.
+        record: the content of its exemplars.json.
 
     Raises:
         StoreError: a picture is missing, or cannot be read.
@@ -226,11 +234,11 @@ def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
 
 @contextmanager
 def _reading(path: Path, result: str) -> Iterator[None]:
-    """Turn errors of the block, which reads a file, into StoreErrors that name it.
+    """Turn errors of the block, which reads files, into StoreErrors that name them.
 
     Args:
-        path: the file, or the folder of several.
-        result: what the file belongs to, such as `exemplars`.
+        path: the file that the block reads, or the folder of several files.
+        result: what the files belong to, such as `exemplars`.
     """
     try:
         yield
@@ -254,18 +262,20 @@ class AuditRow:
     call: Count = 0
     type: Text = ""
     apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Average percentage of zeros, as a share 0..1; None where the layer gives no zeros."""
+    """The average percentage of zeros (APoZ), as a share 0..1; None if the layer gives no
+    zeros."""
 
 
 @dataclass(frozen=True)
 class SuspectImage:
-    """An image that excites a suspect, and where it is in the picture."""
+    """An image that excites a suspect, and the place of its tiles in the picture of the
+    layer's suspects."""
 
     image: Text
     tile: schema.Box
-    """What the model saw."""
+    """The place of the tile that shows what the model saw."""
     map: schema.Box
-    """The channel's map of it."""
+    """The place of the tile that shows the channel's map."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +285,7 @@ class DrawnSuspect:
     channel: schema.Channel
     finding: Text
     range: Annotated[list[float], schema.Two]
-    """Values drawn darkest and brightest."""
+    """The values that are drawn darkest and brightest."""
     images: list[SuspectImage]
 
 
@@ -285,13 +295,13 @@ class DrawnSuspects:
 
     layer: Text
     channels: list[DrawnSuspect]
-    """The channels that it shows."""
+    """The suspects in the picture."""
     suspects: Count
-    """How many channels of the layer have a finding."""
+    """How many channels of the layer have a finding, in the picture or not."""
     file: Text
     shown: Text = ""
-    """The layer whose maps it shows; another one than `layer` where no image excites the
-    suspects."""
+    """The layer whose maps the picture shows. It is a layer before `layer` if no image
+    excites the suspects."""
 
 
 @dataclass(frozen=True)
@@ -315,30 +325,32 @@ class Audit:
 
 
 def is_audit(root: Path) -> bool:
-    """Whether a folder holds an audit alone; one with a run, too, is a run."""
+    """Whether a folder holds an audit, and no run."""
     return (root / AUDIT_FILE).exists() and not (root / RUN_FILE).exists()
 
 
 def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | None:
-    """Read an audit and its pictures: the chart, and those of suspects.
+    """Read an audit, and the headers of its pictures: the chart, and the pictures of
+    suspects.
 
     Args:
-        root: a folder that may hold one.
-        requested: the audit.json to read instead, or its folder, as the user named it.
+        root: a folder that may hold an audit.
+        requested: the audit.json, or the folder of an audit, that the user named; it is
+            read instead of `root`. None reads `root`.
 
     Returns:
-        The audit, and the pictures that are there. None where `root` holds no audit, and
-        none was requested.
+        The audit, and those of its pictures that exist. None if nothing was requested,
+        and `root` holds no audit.
 
     Raises:
-        StoreError: it cannot be read, or is not an audit.
+        StoreError: the requested audit is missing; or an audit cannot be read.
     """
     path = root if requested is None else requested
     if requested is None or path.is_dir():
         path /= AUDIT_FILE
     try:
-        # The folder of a run may be somebody else's: no link in it is followed. The path
-        # that the user names may be a link.
+        # A run directory may come from anybody, so no link in it is followed. A path that
+        # the user named may be a link.
         if requested is None:
             with ReadFolder(root) as folder:
                 content = folder.read_json(AUDIT_FILE, MOST_RECORD)
@@ -360,8 +372,8 @@ def read_audit(root: Path, requested: Path | None) -> tuple[Audit, ReadImage] | 
 
 
 def is_kernels(root: Path) -> bool:
-    """Whether a folder holds kernels: its run.json says so, and a manifest lies beside
-    it."""
+    """Whether a folder holds kernels: a run.json of kernels, and a manifest. False if
+    run.json cannot be read."""
     try:
         has_manifest = (root / MANIFEST_FILE).exists()
         return has_manifest and read_json(root / RUN_FILE).get("kind") == "kernels"
@@ -373,14 +385,14 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
     """Read what `featviz kernels` wrote.
 
     Returns:
-        The content of run.json, whose `model` and `options` are objects; and the
-        pictures, with a capture for each as in a run.
+        The content of run.json, in which `model` and `options` are objects, maybe empty;
+        and the pictures, as an image with a capture for each.
 
     Raises:
         StoreError: the folder holds no kernels, or they cannot be read.
     """
     record = {}
-    # without a run.json the message is that of a folder without kernels
+    # if run.json is missing, the message below says that the folder holds no kernels
     if (root / RUN_FILE).exists():
         record = read_json(root / RUN_FILE)
     if record.get("kind") != "kernels":
@@ -394,13 +406,13 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         captures = schema.convert(manifest, dict[str, Any]).get("captures")
         kernel_rows = schema.convert(captures, list[dict[str, Any]])
         for row in kernel_rows:
-            # a capture has [drawn, held] slices; of a kernel all are drawn, and its record
-            # has one number
+            # A capture has two numbers of slices, [drawn, held]. The record of a kernel
+            # has one, since all its slices are drawn.
             row["slices"] = [row.get("slices", 1)] * 2
         rows = schema.convert(kernel_rows, list[Capture])
         schema.check_rows(rows)
         pictures = read_pictures(root, "kernels", [row.file for row in rows], rows)
-    # the page names both; without them it still has the pictures
+    # a damaged entry is replaced by an empty one, so that the pictures can be shown
     for key in ("model", "options"):
         if not isinstance(record.get(key), dict):
             record[key] = {}
@@ -409,11 +421,12 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
 
 def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
     """JUnit XML for CI servers: a suite for each model, and in it a test case for each
-    gate. It names neither time nor machine: the same verdicts give the same bytes.
+    gate. It has no time and no name of a machine, so that the same verdicts give the same
+    bytes.
 
     Args:
-        verdicts: of the gates, by the name of the model.
-        command: the one that judged, `audit` or `diff`; it is part of names.
+        verdicts: the verdicts of the gates, by the name of the model.
+        command: the command that judged, `audit` or `diff`; it is part of names.
     """
     root = ElementTree.Element("testsuites", name=f"featviz {command}")
     for model, verdicts_of_model in verdicts.items():
@@ -438,14 +451,15 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
                 ElementTree.SubElement(case, "system-out").text = message
             else:
                 ElementTree.SubElement(case, "failure", message=message).text = message
-    # people read these files, too
+    # indented, since people read these files, too
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
 
 
 def _legal(text: str) -> str:
-    """A text with U+FFFD for each character that XML 1.0 cannot hold, as file names may
-    have (https://www.w3.org/TR/xml/#charsets), or that is not printable."""
+    """A text for XML 1.0: U+FFFD replaces characters that are not printable. Names of
+    files may have characters that XML cannot hold (https://www.w3.org/TR/xml/#charsets).
+    """
     return "".join(
         character if character.isprintable() or character in "\t\n\r" else "\ufffd"
         for character in text
@@ -453,28 +467,32 @@ def _legal(text: str) -> str:
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """`OUT/step-000100`."""
+    """The folder of a training step: `OUT/step-000100`."""
     return root / f"step-{step:06d}"
 
 
 def read_steps(root: Path) -> dict[int, Path]:
-    """The run directories of a series by their training steps, in order; none where the
-    folder holds no series."""
+    """The run directories of a series, by their training steps in rising order; empty if
+    the folder holds no series."""
     folders = step_folders(root).items()
     return {step: path for step, path in folders if (path / RUN_FILE).is_file()}
 
 
 def step_folders(root: Path) -> dict[int, Path]:
-    """The folders with names of steps by their numbers, in order, whether or not they hold
-    a complete run. Links are left out."""
+    """The folders that have the name of a step, by the numbers of the steps in rising
+    order; also those without a complete run. Links are left out.
+
+    Raises:
+        StoreError: the folder cannot be read.
+    """
     if not root.is_dir():
         return {}
     with reported(root):
         paths = list(root.iterdir())
     folders = {}
-    # a link may lead to a step of another series
     for path in paths:
         match = _STEP.fullmatch(path.name)
+        # a link may lead to a step of another series
         if match is not None and not path.is_symlink():
             folders[int(match[1])] = path
     return dict(sorted(folders.items()))
@@ -483,19 +501,20 @@ def step_folders(root: Path) -> dict[int, Path]:
 def check_series(
     root: Path, overwrite: bool, resume: bool, board: Path | None
 ) -> list[int]:
-    """Refuse a folder, before the training, that a series cannot be written into.
+    """Refuse, before the training, a folder that a series cannot be written into.
 
     Args:
         root: the folder; it need not exist.
-        overwrite: the series that is there may be replaced.
-        resume: the series that is there may go on.
+        overwrite: whether an earlier series may be replaced.
+        resume: whether an earlier series may go on.
         board: the folder of TensorBoard's events, which may lie in `root`; None for none.
 
     Returns:
-        The steps of the series that is there.
+        The steps of the earlier series; empty if there is none.
 
     Raises:
-        StoreError: it is a file, holds a series, or files of others.
+        StoreError: `root` is a file, or holds files that featviz did not write, or an
+            earlier series without `overwrite` or `resume`.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(
@@ -503,7 +522,6 @@ def check_series(
         )
     steps = list(read_steps(root))
     out = f"--out {quoted(root)}"
-    # hours of training must not end in a refusal
     if steps and not (overwrite or resume):
         raise StoreError(
             f"{out} holds a series up to step {steps[-1]}",
@@ -516,14 +534,18 @@ def check_series(
 
 
 def _check_no_others(root: Path, board: Path | None, out: str) -> None:
-    """Refuse a folder that holds what featviz did not write: StoreError.
+    """Refuse a folder that holds files that featviz did not write.
 
     Args:
         root: the folder, which has no series.
-        board: the folder of TensorBoard's events, which is no reason to refuse.
+        board: the folder of TensorBoard's events, which `root` may hold; None for none.
         out: the folder, as a message names it.
+
+    Raises:
+        StoreError: the message names the first such file.
     """
-    # the folder of the events, and those above it: it is often made before the series
+    # Often the folder of the events is made before the series. It, and the folders on the
+    # way to it, do not count.
     events = []
     if board is not None:
         events = [board.resolve(), *board.resolve().parents]

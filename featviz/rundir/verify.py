@@ -1,5 +1,5 @@
 """`verify` compares every file of a run with the manifest of its image, and the manifests
-with run.json. `merge` joins parts of a run that were made apart."""
+with run.json. `merge` joins the parts of a run into one run directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from featviz.rundir.write import RunDirectory
 from featviz.text import listed, quoted
 
 Progress = Callable[[int], None]
-"""Is called after each image, with the number of all images."""
+"""Called after each image with the number of all images."""
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 """The end of a manifest: the SHA-256 of all bytes before it."""
 
@@ -38,21 +38,21 @@ _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 def verify(
     roots: Sequence[Path | Url], progress: Progress = lambda total: None
 ) -> list[dict[str, Any]]:
-    """Compare every file of every image of runs with its checksum.
+    """Compare all files of all images of runs with their checksums.
 
     Args:
-        roots: run directories, here or in object stores; a folder with the series of a
-            training stands for the run of each of its steps.
+        roots: run directories, on this machine or in object stores. The folder of a
+            series stands for the runs of all its steps.
         progress: called after each image.
 
     Returns:
         A row for each run, with the fields of `_Verdict`.
 
     Raises:
-        FeatvizError: a location has no images, and no run.json that fits; or a store
-            cannot be read. With images, a run.json that does not fit is a fault.
+        FeatvizError: a location has neither images nor a run.json that fits, or a store
+            cannot be read. If it has images, a missing run.json is only a fault.
     """
-    # hashing lets other threads of Python run, and a disk serves several at once
+    # threads help: hashing lets other threads run, and a disk serves several in parallel
     with (
         ExitStack() as copies,
         ThreadPoolExecutor(thread_name_prefix="featviz-verify") as pool,
@@ -68,27 +68,27 @@ def verify(
 
 
 class _Subject(NamedTuple):
-    """A run that is verified."""
+    """A run to be verified."""
 
     location: Path | Url
-    """As the user named it, or the folder of a step."""
+    """The folder or URL that the user named; for a step of a series, its folder."""
     series: str | None
-    """The folder of the series that it is a step of; None for a run alone."""
+    """The folder of the series; None for a run that is not a step of a series."""
     run: ReadRun | str
-    """The run; or, where run.json is missing or does not fit, this fault in words."""
+    """The run. If run.json is missing or does not fit, a text that says so."""
 
 
 def _subjects(location: Path | Url, root: Path) -> list[_Subject]:
-    """The run that a user names, or those of the steps of a series.
+    """The run at a location, or the runs of all steps of a series.
 
     Args:
-        location: as the user named it.
-        root: the folder, or a copy of it where `location` is a URL.
+        location: the folder or URL that the user named.
+        root: the same folder; for a URL, the copy of the run.
 
     Raises:
-        StoreError: it is not a run.
+        StoreError: the location holds neither a run nor a series.
     """
-    # a folder of this machine without run.json may hold a series
+    # only a folder of this machine can hold a series, and a series has no run.json
     if root == location and not (root / RUN_FILE).exists() and read_steps(root):
         return [
             _Subject(step, str(root), _read(step, is_step=True))
@@ -101,14 +101,14 @@ def _read(root: Path, is_step: bool = False) -> ReadRun | str:
     """Read a run.
 
     Args:
-        is_step: whether the folder is the step of a series, and so is a run for certain.
+        is_step: whether the folder is a step of a series, and so certainly holds a run.
 
     Returns:
-        The run; or, where run.json is missing or does not fit, this fault in words.
+        The run. If run.json is missing or does not fit, a text that says so.
 
     Raises:
-        StoreError: run.json is missing or does not fit, and the folder neither holds a
-            complete image nor is a step.
+        StoreError: run.json is missing or does not fit, and nothing else shows that the
+            folder holds a run: it has no complete image, and is not a step.
     """
     try:
         return read_run(root)
@@ -123,38 +123,43 @@ def _read(root: Path, is_step: bool = False) -> ReadRun | str:
 
 @dataclass
 class _Fault:
-    """What is wrong with a run: a row of `faults`."""
+    """One fault of a run: a row of `faults`."""
 
     image: str | None
-    """Its name; None for what is of the whole run."""
+    """The name of the image; None for a fault of the whole run."""
     fault: str
+    """The fault, as a sentence."""
 
 
 @dataclass
 class _Verdict:
-    """What `verify` says of a run."""
+    """The result of `verify` for a run."""
 
     run: str
+    """The location of the run."""
     series: str | None = None
-    """The folder of the series that it is a step of."""
+    """The folder of the series; None for a run that is not a step of a series."""
     images: int = 0
-    """How many were begun, complete or not."""
+    """How many images were begun, complete or not."""
     files: int = 0
+    """How many files the complete images have, manifests included."""
     bytes: int = 0
-    """The size of all files but manifests and run.json."""
+    """The size of these files but for manifests."""
     missing: int = 0
-    """Images that failed, or that the run has not come to: no fault, since `--resume`
-    goes on with them."""
+    """How many images failed, or were not begun. They are no fault, since `--resume` goes
+    on with them."""
     unlisted: list[str] = field(default_factory=list)
-    """Files that no record lists: no fault, but `--overwrite` would refuse them."""
+    """Files that no record lists. They are no fault, but with them `--overwrite` refuses
+    the folder."""
     faults: list[_Fault] = field(default_factory=list)
 
 
 class _ImageCheck(NamedTuple):
-    """What was found in the files of one image."""
+    """The result of checking one image."""
 
     files: int
-    """How many there are, the manifest included; 0 where it cannot be read."""
+    """How many files the image has, the manifest included; 0 if the image cannot be read.
+    """
     bytes: int
     """The size of all files but the manifest."""
     faults: list[str]
@@ -163,10 +168,11 @@ class _ImageCheck(NamedTuple):
 def _verdict(
     subject: _Subject, pool: ThreadPoolExecutor, advance: Callable[[], None]
 ) -> _Verdict:
-    """Check all images of a run, and whether the settings and numbers in run.json fit
+    """Check all images of a run, and compare the settings and numbers in run.json with
     them.
 
     Args:
+        subject: the run. If it could not be read, this is its only fault.
         pool: threads that check images.
         advance: called after each image.
     """
@@ -191,7 +197,7 @@ def _verdict(
 
 
 def _faults_of_run(run: ReadRun) -> Iterator[_Fault]:
-    """The faults of a run that are known without its checksums."""
+    """The faults of a run that are known without comparing checksums."""
     for reason in _faults_of_record(run):
         yield _Fault(None, reason)
     for name, reason in run.incomplete.items():
@@ -201,8 +207,8 @@ def _faults_of_run(run: ReadRun) -> Iterator[_Fault]:
 
 
 def _faults_of_record(run: ReadRun) -> Iterator[str]:
-    """What in run.json does not fit the images, or its own numbers: a sentence for
-    each."""
+    """The contradictions between run.json and the images, and between numbers in run.json:
+    a sentence for each."""
     # run.json may have been edited, or copied from another run
     settings = fingerprint(run.record)
     unlike = [
@@ -223,10 +229,14 @@ def _faults_of_record(run: ReadRun) -> Iterator[str]:
 
 
 def _check_image(image: ReadImage) -> _ImageCheck:
-    """Compare an image, as `read_run` has read it, with its checksums."""
+    """Compare the files of an image with their checksums.
+
+    Args:
+        image: the image from `read_run`.
+    """
     try:
-        # Once more: its files may have changed since, and `read_run` has dropped the
-        # rows with the checksums.
+        # The image is read once more: its files may have changed, and `read_run` has
+        # dropped the rows with the checksums.
         current = read_image(image.root, image.folder)
         faults = list(faults_of(current))
     except StoreError as error:
@@ -238,16 +248,21 @@ def _check_image(image: ReadImage) -> _ImageCheck:
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:
-    """A sentence for each file of an image that is not as it was written.
+    """Compare the files of an image with their checksums. Yields a sentence for each file
+    that differs, or cannot be read.
 
     Args:
-        image: as `read_image` reads it, with the rows of `files` in its manifest.
+        image: the image from `read_image`; its manifest must have the rows of `files`.
+
+    Raises:
+        DamagedError: the manifest cannot be opened.
     """
 
     def where(name: str) -> str:
+        """The path of a file, for messages."""
         return quoted(f"{image.folder}/{name}")
 
-    # the manifest has the checksums of all other files, and at its end its own
+    # the manifest has the checksums of all other files and, at its end, its own
     with image.open(MANIFEST_FILE) as file:
         content = file.read(MOST_RECORD)
     seal = _SEAL.search(content)
@@ -274,26 +289,28 @@ def faults_of(image: ReadImage) -> Iterator[str]:
 def merge(
     locations: Sequence[Path | Url], out: Path, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Join parts of a run; the result is what one run over all their images writes.
+    """Join the parts of a run into one run directory, with the same content as one run
+    over all their images.
 
     Args:
-        locations: run directories, here or in object stores.
+        locations: the parts: run directories, on this machine or in object stores.
         out: the run directory that is written.
-        overwrite: replace an earlier run in `out`.
+        overwrite: whether an earlier run in `out` may be replaced.
 
     Returns:
-        `out`, the `total` of images, and the names of the complete `images`, of the
-        `failures` and of those that are `incomplete`: begun, or named, in some part
-        and complete in none.
+        An object with the path `out`, the number `total` of all images, and the names of
+        complete images (`images`), of failed images (`failures`), and of images that are
+        incomplete in some part and complete in no part (`incomplete`).
 
     Raises:
-        FeatvizError: the parts are not of one run, or disagree on an image; a file
-            cannot be read or written. Then `out` is as it was.
+        FeatvizError: the parts are not of one run, an image is not the same in two parts,
+            or a file cannot be read or written. `out` is unchanged then.
     """
     with ExitStack() as copies:
         folders = [copies.enter_context(copied(location)) for location in locations]
         _check_folders(folders, out)
-        # Before the parts are read, which may take long. `replacing` checks once more.
+        # Reading the parts may take long, so `out` is checked before; `replacing` checks
+        # it once more.
         check_free(out, RUN, overwrite)
         runs = [read_run(folder) for folder in folders]
         _check_one_run(runs)
@@ -303,7 +320,7 @@ def merge(
             for image in images.values():
                 _copy(image, folder)
             RunDirectory(folder).write_run(record)
-    # an image that one part lacks may be whole in another
+    # an image that is incomplete in one part may be complete in another
     incomplete: set[str] = set()
     for run in runs:
         incomplete.update(run.incomplete)
@@ -317,9 +334,13 @@ def merge(
 
 
 def _check_folders(folders: Sequence[Path], out: Path) -> None:
-    """Refuse a part that is named twice, and a result that would lie in a part, or a part
-    in it: UsageError."""
-    # links resolved: a folder may be named in two ways
+    """Refuse a part that is named twice, and a result folder that lies in a part or holds
+    a part.
+
+    Raises:
+        UsageError: the message names both folders.
+    """
+    # links are resolved, since two paths may lead to one folder
     destination = real(out)
     earlier: dict[Path, Path] = {}
     for path in folders:
@@ -336,12 +357,12 @@ def _check_folders(folders: Sequence[Path], out: Path) -> None:
 
 
 def _check_one_run(runs: Sequence[ReadRun]) -> None:
-    """Refuse parts with damaged images, since the result may be all that is kept of
-    them; and parts that were drawn by other settings than the first.
+    """Refuse parts with damaged images, since users may delete the parts afterwards; and
+    parts with other settings than the first part.
 
     Raises:
         StoreError: a part has a damaged image.
-        CompareError: two parts have other settings.
+        CompareError: a part has other settings.
     """
     for run in runs:
         for reason in run.damaged.values():
@@ -358,7 +379,12 @@ def _check_one_run(runs: Sequence[ReadRun]) -> None:
 
 
 def _not_whole(part: Path, fault: str) -> StoreError:
-    """The error for a part with an image that has this fault."""
+    """The error for a part with a damaged image.
+
+    Args:
+        part: the folder of the part.
+        fault: what is wrong with the image, as a sentence.
+    """
     return StoreError(
         f"{quoted(part)}: {fault}", "take this image out, or run it again"
     )
@@ -373,11 +399,11 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
     images: dict[str, ReadImage] = {}
     for run in runs:
         for name, image in run.images.items():
-            # shards overlap where one was run again with another number of parts
+            # two parts may have the same image, if a shard was run with another count
             first = images.setdefault(name, image)
             if first is image:
                 continue
-            # a manifest has the checksums of all other files
+            # equal manifests mean equal files, since a manifest has their checksums
             if not same_content((first, MANIFEST_FILE), (image, MANIFEST_FILE)):
                 raise CompareError(
                     f"{name} is not the same in {first.path} and {image.path}",
@@ -392,20 +418,23 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
     complete.
 
     Args:
-        runs: the parts, each with its own inputs.
-        complete: names of the images that are complete in some part.
+        runs: the parts.
+        complete: the names of the images that are complete in some part.
     """
     names = set(complete)
     errors: dict[str, str] = {}
-    unnamed = 0  # inputs that the parts count, but do not name
+    unnamed = 0  # how many images the parts count, but do not name
     for run in runs:
         part = run.record["images"]
         names_of_run = {*part["complete"], *run.images, *run.failures}
         names_of_run.update(part.get("missing", []))
-        # negative for a part with images that are not among its inputs any more
+        # this may be negative: a part may have images that are no longer its inputs
         unnamed += int(part["total"]) - len(names_of_run)
         names |= names_of_run
-        errors = {**run.failures, **errors}  # the error of the first part counts
+        errors = {
+            **run.failures,
+            **errors,
+        }  # of two errors, that of the first part stays
     complete_in_order = []
     missing = []
     failures = []
@@ -416,19 +445,24 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
             failures.append({"image": name, "error": errors[name]})
         else:
             missing.append(name)
-    # inputs without a name are still missing
+    # images without a name are missing, too
     total = len(names) + max(0, unnamed)
     images = {"total": total, "complete": complete_in_order, "missing": missing}
     return {"images": images, "failures": failures}
 
 
 def _copy(image: ReadImage, run: Folder) -> None:
-    """Copy an image into another run: its manifest, and the files that this names.
+    """Copy an image into another run: the files that its manifest names, then the
+    manifest.
+
+    Args:
+        image: the image.
+        run: the folder of the other run.
 
     Raises:
-        StoreError: a file is not as it was written. The copy may be all that is kept, so
-            it must be whole.
+        StoreError: a file does not have its checksum, or cannot be copied.
     """
+    # users may delete the parts afterwards, so the copy must be complete
     for fault in faults_of(read_image(image.root, image.folder)):
         raise _not_whole(image.root, fault)
     for name in (*image.manifest.named, MANIFEST_FILE):

@@ -325,7 +325,7 @@ def test_slices_of_a_channel_stay_in_one_row_where_maps_are_left_out(
         drawn.point(lambda level: level or gap).save(grid)
     summed_anew(root / "a.png")
     monkeypatch.setattr(fitting, "MOST_BYTES", 0)
-    (run,), count = fitting.fitted([read_run(root)])
+    (run,), count = fitting.fit_into_one_file([read_run(root)])
     (image,) = run.images.values()
     (row,) = image.captures.values()
     assert (count, len(row.drawn), row.plan.columns) == (4, 4, 2 * 3)
@@ -343,7 +343,7 @@ def test_slices_of_a_channel_stay_in_one_row_where_maps_are_left_out(
 def fewer(monkeypatch: pytest.MonkeyPatch, *roots: Path) -> list[list[list[int]]]:
     """The channels that are left of each image of runs, where four have room."""
     monkeypatch.setattr(fitting, "MOST_BYTES", 0)
-    runs, _ = fitting.fitted([read_run(root) for root in roots])
+    runs, _ = fitting.fit_into_one_file([read_run(root) for root in roots])
     rows = [[i.manifest.captures[0] for i in run.images.values()] for run in runs]
     return [[row.drawn for row in rows_of_run] for rows_of_run in rows]
 
