@@ -74,11 +74,41 @@ def test_a_branch_that_changes_nothing_passes(
 def test_a_branch_that_changes_the_model_is_held(
     featviz: Run, repository: Path
 ) -> None:
-    """Weights of NaN break the comparison and the audit; the rest still runs."""
+    """Weights of NaN break the audit; the rest still runs."""
     make_model(repository / "model.pth", value=float("nan"))
     done = {name: featviz(name, *rest).code for name, *rest in commands(GATED[0])}
-    assert done == {"run": 0, "audit": 4, "diff": 4, "report": 0}
+    assert done == {"run": 0, "audit": 4, "diff": 0, "report": 0}
     assert (repository / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_new_training_passes_and_a_missing_layer_does_not(
+    featviz: Run, repository: Path
+) -> None:
+    """Other weights change all maps, which is no fault; a layer less is one."""
+    make_model(repository / "model.pth", seed=1)
+    steps = commands(GATED[0])
+    done = {name: featviz(name, *rest) for name, *rest in steps}
+    assert [step.code for step in done.values()] == [0, 0, 0, 0]
+    assert "2 of 2 channels differ" in done["diff"].out
+    deeper = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3))
+    torch.save(deeper, repository / "base" / "model.pth")
+    _, _, draw_base, compare, _ = steps
+    assert featviz(*draw_base, "--overwrite").code == 0
+    missing = featviz(*compare, "--overwrite")
+    assert missing.code == 4
+    assert "only in BASE: layer 2" in missing.out
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_featviz_is_installed_from_the_clone(path: Path) -> None:
+    """Each job that calls featviz installs the submodule, and fetches it first: the name on
+    PyPI is not ours."""
+    text = path.read_text()
+    installs = re.findall(r"pip install (\S+)", text)
+    assert set(installs) == {"torch", "./tools/featviz"}
+    fetched = len(re.findall(r"submodules: true|GIT_SUBMODULE_STRATEGY", text))
+    assert fetched == installs.count("./tools/featviz")
 
 
 @pytest.mark.slow
