@@ -286,6 +286,16 @@ def test_bars_are_as_long_as_the_shares(
     assert bars / 500 == pytest.approx(lengths, abs=0.006)
 
 
+def test_the_legend_of_the_chart_begins_with_the_zeros() -> None:
+    """As the words beside its squares do."""
+    legend = apoz_chart([ZeroShares("a", 0.5, 0.1)], "title")[-30:]
+    starts = []
+    for color in ((107, 140, 174), (192, 57, 43)):
+        _, columns = np.nonzero((legend == color).all(2))
+        starts.append(columns.min())
+    assert starts[1] - starts[0] == 90
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("cores", [2, 5])
 def test_worker_processes_count_what_one_process_counts(
@@ -401,6 +411,28 @@ def test_tokens_of_suspects_are_drawn_as_a_square(
     # the map of the first image: 16 tokens of one colour, in 88 × 88 pixels
     painted = (pixels[44:132, 254:342] != pixels[0, 0]).any(axis=2)
     assert painted.all()
+
+
+def test_the_class_token_of_a_suspect_is_no_place(noise: Path, tmp_path: Path) -> None:
+    """The first place is that of the token behind it, here the brightest of sixteen."""
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        tokens = torch.arange(17.0)
+        tokens[0] = 99
+        tokens = tokens.reshape(1, 17, 1).expand(len(x), 17, 1)
+        return self.relu(self.fc(tokens)).mean(1)
+
+    net = Net(way, fc=nn.Linear(1, 2, bias=False), relu=nn.ReLU())
+    net.fc.weight.data = torch.tensor([[-1.0], [1.0]])
+    document(net, noise, tmp_path, layers="relu", max_suspects=4)
+
+    (file,) = (tmp_path / "audit" / "suspects").iterdir()
+    with Image.open(file) as picture:
+        pixels = np.asarray(picture.convert("L")).astype(int)
+    # the middle of each of 4 × 4 places in 88 × 88 pixels
+    brightness = pixels[55:132:22, 265:342:22].flatten()
+    assert len(brightness) == 16
+    assert (np.diff(brightness) < 0).all()
 
 
 @pytest.mark.medium

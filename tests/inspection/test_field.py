@@ -212,6 +212,27 @@ def test_bars_are_as_long_as_the_sides_of_the_squares() -> None:
     assert not is_line[second[0] : second[-1] + 1].any()
 
 
+def test_headings_have_the_colours_of_the_bars() -> None:
+    """Shares from left to right as bars from the innermost, darkest one."""
+    sides = {0.2: 10, 0.3: 21, 0.5: 40, 0.99: 72}
+    tile = FieldTile("net", "one", np.ones((60, 90)), PixelBox(0, 0, 76, 50), sides)
+    picture = drawn_fields([tile], 1, "grey").astype(int)
+    red, blue = picture[..., 0], picture[..., 2]
+    rows = np.flatnonzero((blue > red + 30).sum(1) > 50)
+    middle = picture[rows[len(rows) // 2]]
+    _, *ends = bar_ends(middle)
+    colors = [middle[end - 3].tolist() for end in ends]
+
+    heading = picture[rows[0] - 30 : rows[0] - 2]
+    columns = []
+    for color in colors:
+        _, x = np.nonzero((heading == color).all(2))
+        columns.append(x.min())
+
+    assert len(columns) == 4
+    assert (np.diff(columns) > 20).all()
+
+
 @pytest.mark.medium
 def test_two_models_are_in_one_picture(featviz: Run) -> None:
     """It is higher than that of one."""

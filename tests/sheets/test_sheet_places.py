@@ -100,6 +100,8 @@ def test_places_and_channels_exclude_each_other(
         ("0.97,0.1", 0, 7),
         ("0.15,0.97", 4, 1),
         ("0.5,0.3", 1, 4),
+        ("0.5,0.19", 0, 4),
+        ("0.36,0.61", 3, 2),
     ],
 )
 def test_the_colours_of_likeness_are_cosines_from_0_to_1(
