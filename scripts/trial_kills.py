@@ -41,6 +41,7 @@ from featviz.errors import StoreError
 from featviz.run import dry_run
 from featviz.run import run as pipeline
 from featviz.rundir.image import read_image
+from featviz.rundir.ownership import EVENTS
 from featviz.rundir.read import image_folders
 from featviz.rundir.verify import faults_of
 
@@ -224,7 +225,7 @@ def shown(folder: Path) -> list[tuple[int, str]]:
 
     loaded = [
         event
-        for path in folder.glob(tensorboard.EVENTS)
+        for path in folder.glob(f"{EVENTS}*")
         for event in EventFileLoader(str(path)).Load()
     ]
     values = [(event.step, value) for event in loaded for value in event.summary.value]
@@ -429,7 +430,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=18)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    tensorboard.require()
+    tensorboard.check_installed()
     # and the loops, which take a while to import
     import_module("featviz.drawing.deflate")
     gc.freeze()

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from featviz.cli import COMMANDS
 from featviz.errors import FileError, UsageError
 from featviz.files import read_text
 from featviz.text import did_you_mean, quoted
@@ -33,14 +32,17 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     if path is None:
         return
     params = _params_by_key(ctx.command)
+    group = ctx.find_root().command
+    assert isinstance(group, click.Group), "read_config is called for its commands"
+    commands = group.list_commands(ctx)
     values: dict[str, Any] = {}
     table: dict[str, Any] = {}
     for key, value in _content(path).items():
         if not isinstance(value, dict):
             values[key] = value
             continue
-        if key not in COMMANDS:
-            raise _unknown(path, key, "no command has", COMMANDS)
+        if key not in commands:
+            raise _unknown(path, key, "no command has", commands)
         if key == ctx.info_name:
             table = value
     # click takes them for defaults: what is given on the command line wins

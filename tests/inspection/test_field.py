@@ -216,7 +216,7 @@ def test_headings_have_the_colours_of_the_bars() -> None:
     """Shares from left to right as bars from the innermost, darkest one."""
     sides = {0.2: 10, 0.3: 21, 0.5: 40, 0.99: 72}
     tile = FieldTile("net", "one", np.ones((60, 90)), PixelBox(0, 0, 76, 50), sides)
-    picture = drawn_fields([tile], 1, "grey").astype(int)
+    picture = draw_fields([tile], 1, "grey").astype(int)
     red, blue = picture[..., 0], picture[..., 2]
     rows = np.flatnonzero((blue > red + 30).sum(1) > 50)
     middle = picture[rows[len(rows) // 2]]
