@@ -1,5 +1,5 @@
-"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it
-happens; and calling a model, with errors that name the module in which it failed.
+"""Capturing: while a model runs, hooks pass each tensor that a layer takes or returns to
+a function, the sink. And calling a model, with errors that name the module that failed.
 
     recording(model, layers)            places the hooks, once a run
         recorder.begin(sink)            one pass begins
@@ -9,10 +9,10 @@ happens; and calling a model, with errors that name the module in which it faile
         recorder.back(target, inputs)   gradients: sink(site, gradient), as they come
         recorder.begin(None)            the pass is over
 
-The sink must be done with the tensor when it returns, since a later in-place operation
-may overwrite it (pytorch#95617). Gradients are taken by hooks on the tensors
-themselves, which such an operation does not disturb; full backward hooks refuse it
-(pytorch#61519)."""
+The sink must not use the tensor after it has returned, since a later in-place operation
+may overwrite the tensor (pytorch#95617). Gradients are taken by hooks on the tensors
+themselves, which work in spite of in-place operations; full backward hooks of modules
+fail then (pytorch#61519)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ from featviz.records.tables import CaptureKind
 from featviz.text import first_line
 
 Sink = Callable[[CaptureSite, Tensor], None]
-"""Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
+"""Takes a captured tensor, which is only valid during the call. It raises LayoutError for
+a tensor that cannot be drawn."""
 
 TakesFunction = Callable[[Layer], bool]
-"""Whether the calls of a function are captured."""
+"""Says whether the calls of a function are captured."""
 
 
 @contextmanager
@@ -51,12 +52,11 @@ def hooked(
     capture_kinds: Sequence[str] = ("output",),
     takes_function: TakesFunction | None = None,
 ) -> Iterator[Recorder]:
-    """`recording`, with a pass begun, and functions entered for the whole block. A second
-    pass in the block needs `Recorder.begin`.
+    """Hook the layers of a model for one pass, which has already begun. A second pass in
+    the block needs `Recorder.begin`. The other parameters are those of `recording`.
 
     Args:
-        sink: takes what the hooks capture.
-        model, layers, capture_kinds, takes_function: as of `recording`.
+        sink: The function that gets each captured tensor.
     """
     with (
         recording(model, layers, capture_kinds, takes_function) as recorder,
@@ -74,19 +74,20 @@ def recording(
     takes_function: TakesFunction | None = None,
     changes: Mapping[Layer, Callable[[Any], Any]] | None = None,
 ) -> Iterator[Recorder]:
-    """Hook the layers of a model for any number of passes; every hook is removed,
-    whatever happens.
+    """Hook the layers of a model for any number of passes. At the end of the block all hooks
+    are removed, also after an error.
 
-    Each pass calls `Recorder.begin`, and enters `Recorder.functions`.
+    For each pass the caller calls `Recorder.begin`, and enters `Recorder.functions`.
 
     Args:
-        layers: modules, and functions.
-        capture_kinds: names of `KINDS`.
-        takes_function: asked at each call of a function; without it those among
-            `layers` are taken.
-        changes: see `watch_calls`.
+        model: The model.
+        layers: The layers to capture: modules and functions.
+        capture_kinds: What to capture of them: names of `KINDS`.
+        takes_function: Called at each call of a function, to say whether it is captured.
+            By default the functions among `layers` are captured.
+        changes: Functions that change outputs of layers; see `watch_calls`.
     """
-    # a function mode costs each call of a function; without functions there is none
+    # a function mode slows down all calls of functions, so without functions it is not used
     function_names = {layer.name for layer in layers if layer.is_function}
     if takes_function is None and function_names:
 
@@ -116,7 +117,7 @@ def recording(
         )
         for layer in hooked_modules:
             module = modules[layer.name]
-            # its callers ask for no weights, and torch then does not compute them
+            # mostly it is called with need_weights=False, and computes no weights
             if isinstance(module, nn.MultiheadAttention):
                 hook = module.register_forward_pre_hook(
                     _ask_for_weights, with_kwargs=True
@@ -126,63 +127,67 @@ def recording(
 
 
 def _kinds_of(of: str, names: Sequence[str]) -> list[CaptureKind]:
-    """The capture kinds of these names that are of a layer's `input`, or `output`."""
+    """The capture kinds with these names that are of a layer's `input` or of its `output`,
+    whichever `of` says."""
     return [kind for kind in KINDS.values() if kind.of == of and kind.name in names]
 
 
 def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Let an attention return its weights [1, heads, T, T] where its caller does not
-    need them; its other result stays the same but for rounding."""
+    """A forward-pre-hook of an nn.MultiheadAttention that is called without `need_weights`: it
+    lets it return its weights, [1, heads, T, T], too. Its other output differs only by
+    rounding."""
     if kwargs.get("need_weights") is not False:
         return None
     return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
 
 
 class Leaf(NamedTuple):
-    """What stands at the end of a path through tuples, lists, dicts and dataclasses."""
+    """A value inside nested tuples, lists, dicts and dataclasses."""
 
     key: str
-    """`0`, `boxes`, `0.feat`; empty where nothing is nested."""
+    """The path to the value: `0`, `boxes`, `0.feat`; empty if it is in no container."""
     value: Any
 
 
 @dataclass
 class Recorder:
-    """Counts the calls of hooked layers, and hands what they take and return to a sink.
-    It sleeps until `begin`."""
+    """Counts the calls of hooked layers, and passes the tensors that they take and return to
+    a sink. It captures nothing before `begin` is called."""
 
     layers: Sequence[Layer]
     modules: Mapping[str, nn.Module]
     """The model's modules, by all their names."""
     input_kinds: Sequence[CaptureKind] = ()
-    """What is captured of the tensors that a layer takes."""
+    """What is captured of the tensors that a layer takes: themselves, their gradients."""
     output_kinds: Sequence[CaptureKind] = ()
-    """What is captured of those that it returns."""
+    """What is captured of the tensors that a layer returns."""
     functions: AbstractContextManager[Any] = field(default_factory=nullcontext)
-    """To be entered around a pass, so that functions are captured, too."""
+    """A context that the caller enters around each pass, so that functions are captured."""
     sink: Sink | None = None
+    """The sink of this pass; None between passes."""
     calls: Counter[str] = field(default_factory=Counter)
     """How many times each layer was called in this pass, by its name."""
     skipped: list[Skip] = field(default_factory=list)
+    """What could not be captured in this pass, with reasons."""
     fault: Exception | None = None
-    """The exception that the sink raised, which is not a failure of the model."""
+    """The exception that the sink raised in this pass; it is no failure of the model."""
     _goes_forward: bool = False
     """Whether calls are captured: not before `begin`, and not in a backward pass."""
     _entered: Counter[str] = field(default_factory=Counter)
     """How many calls of each layer have begun, by its name."""
     _handles: list[RemovableHandle] = field(default_factory=list)
-    """Of the hooks on tensors."""
+    """The handles of the hooks on tensors."""
     _awaited: dict[CaptureSite, GradientEdge] = field(default_factory=dict)
-    """Where gradients have not come yet."""
+    """The tensors whose gradients have not arrived yet, as edges of autograd's graph."""
 
     def begin(self, sink: Sink | None) -> None:
-        """Begin a pass, and forget the one before; None ends the pass, and its counts
-        and skips can still be read.
+        """Begin a pass, and forget the pass before. With None, end the pass: its counts and
+        skips can still be read. Hooks on tensors are removed in both cases, since the model
+        may keep tensors.
 
         Args:
-            sink: takes what the hooks capture. None captures nothing until the next pass
-                begins; hooks on tensors are removed, since the model may keep some of
-                these.
+            sink: The function that gets each captured tensor. With None, nothing is
+                captured until the next pass begins.
         """
         for handle in self._handles:
             handle.remove()
@@ -198,12 +203,12 @@ class Recorder:
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Layers whose hook never fired. Left out are containers that the model only
-        iterates over (unless nothing fired at all), and names of a module that ran
-        under another name; one that ran under none is named once."""
-        # ids: a module that ran under one of its names has run
+        """Layers that were not called in this pass. Left out are containers that the model
+        only iterates over (unless no layer was called), and further names of a module that
+        is called or listed under one name."""
+        # by id, since a module that was called under one of its names has run
         seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
-        # functions have no module, and are asked about by name alone
+        # a function has no module, so only its name is looked up
         silent = []
         for layer in self.layers:
             module = self.modules.get(layer.name)
@@ -216,8 +221,8 @@ class Recorder:
         return silent
 
     def _is_iterated(self, layer: Layer, module: nn.Module) -> bool:
-        """Whether a module has no forward of its own, or is a Sequential whose members
-        were called one by one."""
+        """Whether the model only iterates over a module: it has no forward of its own, or is
+        a Sequential that was not called, although modules in it were."""
         forward = type(module).forward
         if forward is nn.Sequential.forward:
             return any(name.startswith(f"{layer.name}.") for name in self.calls)
@@ -226,14 +231,14 @@ class Recorder:
     def enter(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """The hook before a layer's call: take the tensors among its arguments, `args` by
-        position and `kwargs` by name. A call without any is noted in `skipped`."""
+        """The hook before a layer's call: capture the tensors among its arguments, `args` by
+        position and `kwargs` by name. If there are none, that is noted in `skipped`."""
         if not self._goes_forward:
             return
-        # counted apart from `calls`: a recursive layer is entered again before it leaves
+        # counted apart from `calls`: a recursive layer is entered again before it returns
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
-        # numbers, masks of None and the like are not captures
+        # arguments that are no tensors (numbers, None) are not captured
         arguments = given_tensors(args, kwargs)
         for capture_kind in self.input_kinds:
             for key, value in arguments:
@@ -244,15 +249,15 @@ class Recorder:
                 self.skipped.append(Skip.of(site, "takes no tensor"))
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
-        """The hook after a layer's call: take the tensors of its output. What else is in
-        it is noted in `skipped`, but for a None beside a tensor. The arguments of the
-        call (`args`, `kwargs`) are not looked at."""
+        """The hook after a layer's call: capture the tensors in its output. Other values in the
+        output are noted in `skipped`; but if there is a tensor, None is ignored. `args` and
+        `kwargs`, the arguments of the call, are not used."""
         if not self._goes_forward:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
         results = [Leaf("", output)]
-        if not isinstance(output, Tensor):  # which most are, and `leaves` takes time
+        if not isinstance(output, Tensor):  # most are tensors, and `leaves` takes time
             results = list(leaves(output))
             if any(isinstance(result.value, Tensor) for result in results):
                 results = [result for result in results if result.value is not None]
@@ -262,26 +267,26 @@ class Recorder:
                 self._take(site, value, capture_kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Go back from a target to the inputs; hooks on tensors take the gradients. Where
-        none came is noted in `skipped`.
+        """Run the backward pass, from a target to the inputs. Hooks on tensors pass the
+        gradients to the sink; tensors without a gradient are noted in `skipped`.
 
-        Layers that run from now on are recomputed (activation checkpointing), and have
-        been seen.
+        From now on, calls of layers are not captured: activation checkpointing calls them
+        again in the backward pass.
 
         Args:
-            target: one number, of the pass that is under way.
-            inputs: the model's, which require gradients.
+            target: One number that was computed in this pass.
+            inputs: The model's inputs, which require gradients.
 
         Raises:
-            ForwardError: the backward pass fails.
-            Exception: what the sink raised, as it is.
+            ForwardError: The backward pass fails.
+            Exception: The sink fails; its exception is raised as it is.
         """
         self._goes_forward = False
         try:
-            # retain_graph: what is still awaited is asked for in a second pass
+            # retain_graph, since the gradients that are missing need a second pass
             torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
-            # what hangs on parameters only (a table of positions) is not on the way to
-            # an input
+            # a tensor that depends only on parameters (a table of positions) is on no way
+            # from the target to the inputs
             aside = dict(self._awaited)
             if aside:
                 gradients = torch.autograd.grad(
@@ -307,56 +312,54 @@ class Recorder:
         self._awaited.clear()
 
     def _take(self, site: CaptureSite, value: Any, backward: bool = False) -> None:
-        """Give a tensor to the sink, or await its gradient.
+        """Pass a tensor to the sink; or, with `backward`, prepare to capture its gradient.
 
         Args:
-            site: the capture that it is.
-            value: what a layer took or returned, or the gradient that has arrived;
-                anything that is not a tensor is noted in `skipped`.
-            backward: whether the gradient is captured, and not the tensor itself. A
-                tensor that needs none is noted in `skipped`, too.
+            site: The layer, kind and call of the capture.
+            value: A value that a layer took or returned, or a gradient that has arrived.
+                If it is not a tensor, that is noted in `skipped`.
+            backward: Whether the gradient is captured instead of the tensor. A tensor that
+                requires no gradient is noted in `skipped`.
 
         Raises:
-            Exception: what the sink raised, which is kept in `fault`; but a LayoutError
-                is noted in `skipped`.
+            Exception: The sink fails. The exception is also kept in `fault`; but a
+                LayoutError is only noted in `skipped`.
         """
         with unwatched():
             if not isinstance(value, Tensor) or (backward and not value.requires_grad):
                 self.skipped.append(Skip.of(site, _why_none(value)))
                 return
             if backward:
-                # the edge holds no tensor, so that nothing of the image outlives the
-                # pass
+                # the edge does not keep the tensor in memory
                 self._awaited[site] = get_gradient_edge(value)
-                # A hook on a leaf, such as a parameter, would stay with the model;
-                # `back` asks for its gradient by the edge.
+                # Leaves (parameters) get no hook, which would stay with the model; `back`
+                # gets their gradients by the edge.
                 if not value.is_leaf:
                     hook = partial(self._arrived, site)
                     self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
                 return
             assert self.sink is not None, "begin comes first"
             try:
-                # detached, so that what the sink computes makes no graph
+                # detached, so that autograd does not record what the sink computes
                 self.sink(site, value.detach())
             except LayoutError as error:
                 self.skipped.append(Skip.of(site, error.message))
-            # kept, so that `forward` tells a fault of ours, or a full disk, from one of
-            # the model
+            # `forward` distinguishes errors of the sink (a full disk) from the model's
             except Exception as error:
                 self.fault = error
                 raise
 
     def _arrived(self, site: CaptureSite, gradient: Tensor | None) -> None:
-        """Take a gradient that has come, unless it has been taken before."""
+        """Pass a gradient to the sink, unless that was done before, or there is none."""
         if gradient is not None and self._awaited.pop(site, None) is not None:
             self._take(site, gradient)
 
 
 def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
-    """The tensors among the arguments of a call, with their keys: the argument's position
-    or name, and the path inside of it (`1`, `mask`, `features.0`). Where only one argument
-    holds tensors, the path alone (empty for a plain tensor)."""
-    # under its position or its name, an argument is as the items of a container
+    """The tensors among the arguments of a call. The key of each is the argument's position
+    or name and the path inside the argument (`1`, `mask`, `features.0`). If only one
+    argument has tensors, the key is only the path (empty for a plain tensor)."""
+    # the arguments as one dict, which `leaves` flattens
     arguments: dict[int | str, Any] = dict(enumerate(args))
     arguments.update(kwargs)
     tensor_leaves = [
@@ -364,16 +367,16 @@ def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
     ]
     if len({leaf.key.partition(".")[0] for leaf in tensor_leaves}) != 1:
         return tensor_leaves
-    # keys inside of the only argument: `0`, not `boxes.0`
+    # the name of the only argument is left out: `0`, not `boxes.0`
     return [Leaf(leaf.key.partition(".")[2], leaf.value) for leaf in tensor_leaves]
 
 
 def leaves(value: Any, key: str = "") -> Iterator[Leaf]:
-    """Flatten tuples, lists, dicts and dataclasses; an empty one is a leaf itself.
+    """Flatten nested tuples, lists, dicts and dataclasses. An empty one is a leaf itself.
 
     Args:
-        value: anything.
-        key: the path that leads to `value`, with which the keys of its leaves begin.
+        value: Any value.
+        key: The path that leads to `value`; the keys of the leaves begin with it.
     """
     items = []
     if isinstance(value, Mapping):
@@ -394,12 +397,12 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def _why_none(value: Any) -> str:
-    """Why a value could not be captured, or has no gradient, as the end of a sentence in
-    `skipped`: `is None, not a tensor`. The caller knows that one of the two is so."""
+    """The reason for `skipped` why a value was not captured: it is no tensor (`is None, not
+    a tensor`), or it is a tensor without a gradient."""
     if value is None:
         return "is None, not a tensor"
     if not isinstance(value, Tensor):
-        # `leaves` takes containers apart, but for those that hold nothing
+        # a container here is empty: `leaves` takes all others apart
         article = "an empty" if isinstance(value, (tuple, list, Mapping)) else "a"
         return f"is {article} {type(value).__name__}, not a tensor"
     if not value.is_floating_point():
@@ -418,20 +421,21 @@ def forward(
     args: Sequence[Any],
     recorder: Recorder | None = None,
 ) -> Any:
-    """Call the model, and return what it returns.
+    """Call the model, and return its output.
 
-    Without gradients its attributes are put back at once; with them a backward pass may
-    run layers again, which read what forward has left there, and whoever goes back puts
-    them back.
+    Without gradients, the model's attributes are put back right after the call. With
+    gradients, the caller puts them back: a backward pass may run layers again, and these
+    read what forward has left in attributes.
 
     Args:
-        args: of the model, on its device.
-        recorder: of the hooks that are in place; what its sink raised is raised as it
-            is, since that is no fault of the model.
+        model: The model.
+        args: The arguments of the model, on its device.
+        recorder: The recorder whose hooks are in place, if there is one. An exception of
+            its sink is raised as it is.
 
     Raises:
-        ForwardError: the model failed; names the innermost module at fault.
-        FeatvizError: raised inside the model, for example by an intervention.
+        ForwardError: The model fails. The message names the innermost module.
+        FeatvizError: Raised inside the model, for example by an intervention.
     """
     keeping = nullcontext() if torch.is_grad_enabled() else kept_attributes(model)
     try:
@@ -452,11 +456,15 @@ def forward(
 
 
 def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
-    """The functions that modules call in one forward pass, in the order of their first
-    calls, with the number of their calls; ForwardError where the model fails.
+    """Run the model, and count the calls of the functions that its modules call. The
+    functions are in the order of their first calls.
 
     Args:
-        args: of the model, on its device.
+        model: The model.
+        args: The arguments of the model, on its device.
+
+    Raises:
+        ForwardError: The model fails.
     """
     calls: Counter[Layer] = Counter()
 
@@ -472,8 +480,9 @@ def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
 
 
 def _usual_sizes(shape: Sequence[int]) -> str:
-    """What gives an input [N, C, H, W] sizes that many models want, square ones and
-    multiples of 32, as the beginning of a list; empty where it has them."""
+    """Options that would give an input a size which many models want: square, or multiples
+    of 32. It is the beginning of a hint; empty if the size is so already, or the input is
+    not [N, C, H, W]."""
     if len(shape) != 4:
         return ""
     height, width = shape[2:]
@@ -481,7 +490,7 @@ def _usual_sizes(shape: Sequence[int]) -> str:
     if height != width:
         side = min(height, width)
         remedies = f"--size {side}x{side} makes it square, "
-    # a U-Net halves its maps, doubles them, and joins both
+    # a U-Net joins halved and doubled maps, which fit only if all halves are whole
     whole = [max(32, round(side / 32) * 32) for side in (height, width)]
     if whole != [height, width]:
         remedies += f"--size {whole[0]}x{whole[1]} lets it be halved five times, "
@@ -490,11 +499,8 @@ def _usual_sizes(shape: Sequence[int]) -> str:
 
 def _at_fault(model: nn.Module, error: Exception) -> str:
     """The innermost module of a model in whose method an error was raised: `layer1
-    (Block)`.
-
-    Of the names of a shared module the one counts that lies in the module that called
-    it."""
-    # by id: the `self` of a frame may be anything, also what has no hash
+    (Block)`. If it has several names, the name inside the module that called it is taken."""
+    # by id, since the `self` of a frame may be an object without a hash
     names: dict[int, list[str]] = {}
     for name, module in modules_by_name(model).items():
         names.setdefault(id(module), []).append(name)

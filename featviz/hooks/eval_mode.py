@@ -1,5 +1,5 @@
-"""Running a model in eval mode and as it is written, and giving it back exactly as it
-was."""
+"""Run a model in eval mode and without shortcuts that bypass hooks, and leave it exactly
+as it was."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 _COMPILED = "_compiled_call_impl"
-"""Where nn.Module.compile puts the compiled call."""
+"""The attribute in which nn.Module.compile keeps the compiled call."""
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
-    """Put the model into eval mode for a while.
+    """A context in which the model is in eval mode.
 
-    Compiled calls of modules (`nn.Module.compile`) and nn.MultiheadAttention's fast
-    path would run past hooks that come later, so both are switched off. The caller's
-    inference mode is switched off, too: parameters that a lazy module makes in the
-    block may be trained later.
+    Compiled calls of modules (`nn.Module.compile`) and the fast path of
+    nn.MultiheadAttention bypass hooks, so both are switched off. The caller's inference
+    mode is switched off, too, since parameters that a lazy module makes in the block may be
+    trained later.
 
-    Afterwards, also when the block raised, all of this is as before, and so are
-    training modes, parameters that `eval` has changed, buffers, attributes (see
-    `kept_attributes`) and the state of random number generators.
+    After the block, also after an error, all of this is as before. So are training modes,
+    parameters that `eval` has changed, buffers, attributes (see `kept_attributes`) and the
+    state of random number generators.
 
     Args:
-        gradients: whether autograd records in the block.
+        model: The model.
+        gradients: Whether autograd records operations in the block.
     """
-    # in this order: `train` and `eval` may set attributes, which go back last
+    # attributes are put back last, since `train` and `eval` may set some
     with (
         kept_attributes(model),
         _kept_values(model),
@@ -51,8 +52,8 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _without_compiled_calls(model: nn.Module) -> Iterator[None]:
-    """Let modules that were compiled in place run as they are written."""
-    # also of lazy modules, whose attributes `kept_attributes` leaves alone
+    """A context in which modules that were compiled in place run uncompiled."""
+    # `kept_attributes` would not put back those of lazy modules
     compiled_calls = {
         module: vars(module)[_COMPILED]
         for module in model.modules()
@@ -69,9 +70,9 @@ def _without_compiled_calls(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _kept_values(model: nn.Module) -> Iterator[None]:
-    """Put buffers and weights back bit by bit, and modules that have a `train` of their
-    own back to training by it: their `eval` may have merged weights, as that of a LoRA
-    layer does."""
+    """A context after which buffers, weights and training modes are as before. Modules with
+    their own `train` are put back by it, and then their weights bit by bit: their `eval` may
+    have changed weights, as a LoRA layer's does."""
     modes = {module: module.training for module in model.modules()}
     with_own_train = [
         module for module in modes if type(module).train is not nn.Module.train
@@ -87,18 +88,18 @@ def _kept_values(model: nn.Module) -> Iterator[None]:
     finally:
         try:
             _put_back(buffer_values)
-        finally:  # of a buffer that was resized, copy_ raises
+        finally:  # `_put_back` raises for a buffer that was resized
             for module in [m for m in with_own_train if modes[m] and not m.training]:
                 module.train()
-            # those of lazy modules, too, whose other attributes stay as they have become
+            # also for lazy modules, whose other attributes are not put back
             for module, is_training in modes.items():
                 module.training = is_training
             _put_back(weight_values)
 
 
 def _copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Tensors with copies of them. Left out are those of a lazy module, which have no
-    shape yet, and those on the meta device, which have no values."""
+    """Tensors, each with a copy. Left out are tensors of lazy modules, which have no shape
+    yet, and tensors on the meta device, which have no values."""
     return [
         (tensor, tensor.detach().clone())
         for tensor in tensors
@@ -107,33 +108,34 @@ def _copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _put_back(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Give tensors the values of their copies. By `data`, since the user's own backward
-    pass may still come, and refuses tensors that were changed in between."""
+    """Give tensors the values of their copies again. This is done through `data`, which
+    autograd does not notice: otherwise the user's own backward pass might fail later."""
     for tensor, values in copies:
         if not torch.equal(tensor, values):
             tensor.data.copy_(values)
 
 
 class _KeptAttributes(NamedTuple):
-    """What a module had before a block."""
+    """The attributes, buffers and hooks of a module before a block."""
 
     module: nn.Module
     attributes: dict[str, Any]
     buffers: dict[str, Tensor | None]
     hooks: set[int]
-    """Keys of its forward hooks."""
+    """The keys of its forward hooks."""
 
 
 @contextmanager
 def kept_attributes(model: nn.Module) -> Iterator[None]:
-    """Put back what the attributes and buffers of modules refer to, after the block.
+    """A context after which the attributes and buffers of all modules refer to the same
+    objects as before.
 
-    A recurrent state (`self.h = ...`) would make what is drawn of one image depend on
-    the one before, and a cache would stay behind. Changes inside of what they refer to
-    (`self.seen.append`) are not undone: to copy everything would cost more than the
-    pass. Lazy modules stay as their first input has made them. Hooks that a model
-    places on itself go, too: transformers keeps in an attribute that it has placed
-    them, and would place them again."""
+    With a recurrent state (`self.h = ...`), the maps of an image would otherwise depend on
+    the image before. Changes inside these objects (`self.seen.append`) are not undone, since
+    copying all of them would take longer than the pass. Lazy modules are left out: they stay
+    as their first input has made them. Hooks that a model has placed on itself in the block
+    are removed: transformers notes in an attribute that it has placed them, and would place
+    them once more."""
     before = [
         _KeptAttributes(
             module,
@@ -147,7 +149,7 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        # Not by `setattr`, which modules may override: the dictionaries themselves.
+        # The dictionaries are changed themselves, since modules may override `setattr`.
         for module, attributes, buffers, hooks in before:
             vars(module).clear()
             vars(module).update(attributes)
@@ -159,7 +161,7 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_rng() -> Iterator[None]:
-    """Put the state of the random number generators back after the block."""
+    """A context after which the state of the random number generators is as before."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     with torch.random.fork_rng(devices=devices):
         yield
@@ -167,12 +169,12 @@ def kept_rng() -> Iterator[None]:
 
 @dataclass
 class _Blocks:
-    """The blocks, in any thread, that run models as they are written."""
+    """The blocks of `as_written` that are running, in all threads."""
 
     count: int = 0
     lock: Any = field(default_factory=Lock)
     undo: ExitStack = field(default_factory=ExitStack)
-    """What the last of them does when it ends."""
+    """Closed at the end of the last block, to restore torch's settings."""
 
 
 _blocks = _Blocks()
@@ -180,17 +182,17 @@ _blocks = _Blocks()
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """The whole process runs models as they are written while any block, in any thread,
-    needs that: without nn.MultiheadAttention's fast path, and uncompiled, since both
-    run past hooks."""
+    """A context in which models run without nn.MultiheadAttention's fast path, and
+    uncompiled, since both bypass hooks. These settings are those of the whole process; they
+    are restored when the last such block, in any thread, ends."""
     with _blocks.lock:
         _blocks.count += 1
         if _blocks.count == 1:
             mha = torch.backends.mha
             _blocks.undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
             mha.set_fastpath_enabled(False)
-            # the compiler takes a second to import; while it compiles a caller's
-            # function it allows no change of its stance
+            # the compiler is not imported just for this, which takes a second; and while
+            # it compiles a function of the caller, its stance cannot be changed
             is_loaded = "torch._dynamo" in sys.modules
             if is_loaded and not torch.compiler.is_dynamo_compiling():
                 _blocks.undo.enter_context(torch.compiler.set_stance("force_eager"))
@@ -204,6 +206,6 @@ def as_written() -> Iterator[None]:
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's wrapper; any other as it is."""
+    """The module inside torch.compile's wrapper; a module without one is returned as it is."""
     inner = getattr(module, "_orig_mod", None)
     return uncompiled(inner) if isinstance(inner, nn.Module) else module

@@ -1,9 +1,9 @@
-"""Calls of functions inside forward, which module hooks do not see: torch's function
-mode does.
+"""Watch the calls of modules, and of functions inside forward. Module hooks do not see
+functions, so a function mode of torch is used for them.
 
-A call of a module belongs to the place from which it was called (`CallStack`). There is
-one function mode: capturing, auditing and listing functions watch calls through it, and
-the rules for ReLU replace functions with it."""
+Which layer a call of a module belongs to depends on its caller (`CallStack`). There is
+one class of function modes: capturing, auditing and listing functions watch calls with
+it, and the rules for ReLU replace functions with it."""
 
 from __future__ import annotations
 
@@ -28,31 +28,29 @@ from featviz.hooks.layers import (
 from featviz.records import Layer
 
 _TORCHS_OWN = ("torch.nn.", "torch.ao.nn.")
-"""Where modules are written that stand for the function that they call."""
+"""Packages of modules that are shown instead of the functions that they call."""
 
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
 Leave = Callable[[Layer, Sequence[Any], Mapping[str, Any], Any], None]
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
-"""Computes the result of a call in the function's place; takes the function and its
-arguments."""
+"""Computes the result of a call instead of a function; it takes that function and the
+arguments of the call."""
 
 
 class Frame(NamedTuple):
-    """The call of a module, until it returns."""
+    """A call of a module that has not returned yet."""
 
     layer: Layer
     reports_functions: bool
+    """Whether the functions that the module calls are reported."""
     calls: Counter[int]
-    """How often it has called each shared module so far, by the module's id."""
+    """How often it has called each shared module so far, by the id of that module."""
 
 
 class CallStack:
-    """The calls of modules that have not returned, while `followed` lasts; they tell to
-    which layer each call belongs.
-
-    One activation object may stand in 77 places of a YOLO. Which of them a call belongs
-    to follows from who calls, so the calls that have not returned are kept, as Python
-    keeps its stack."""
+    """The calls of modules that have not returned, recorded while `followed` lasts. They
+    show to which layer a call belongs: one activation object may be used in 77 places of a
+    YOLO, and only its caller tells in which place it is called."""
 
     def __init__(self, model: nn.Module) -> None:
         """Read the layers of the model."""
@@ -61,16 +59,16 @@ class CallStack:
         self._callers = table.callers
         self.of_module = table.of_module
         self.frames: list[Frame] = []
-        """Calls that have not returned, the innermost last."""
+        """The calls that have not returned, the innermost last."""
         self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
-        """Which layers a caller may mean, by the id of the module that it calls and its
-        own index."""
+        """A cache of `_called_by`, by the id of the called module and the index of the
+        calling layer."""
 
     def layer_of_call(self, layers: Sequence[Layer]) -> Layer:
-        """Which of its layers a module is in the call that is running.
+        """The layer of the module whose call is running.
 
         Args:
-            layers: those that the module is (`of_module`).
+            layers: All layers of that module (`of_module`).
         """
         return layers[0] if len(layers) == 1 else self.frames[-1].layer
 
@@ -81,17 +79,17 @@ class CallStack:
         functions: bool = False,
         opaque: Collection[str] | None = None,
     ) -> Iterator[None]:
-        """Follow the calls of modules in this block, where that is needed to tell layers
-        apart. A call ends after all hooks that were there before.
+        """A context in which the calls of modules are recorded by hooks, if that is needed
+        to distinguish layers. A call counts as running until all hooks that were placed
+        before this context are done.
 
         Args:
-            names: of the layers that are asked for.
-            functions: whether calls of functions are reported, for which all modules are
-                followed.
-            opaque: as of `watch_calls`.
+            names: The names of the layers that are watched.
+            functions: Whether calls of functions are reported; then the calls of all
+                modules are recorded.
+            opaque: See `watch_calls`.
         """
-        # the calls need following only where a module is several layers, of which one
-        # is asked for
+        # recording is only needed if a watched layer shares its module with other layers
         shared = [layers for layers in self.of_module.values() if len(layers) > 1]
         needed = functions or any(
             layer.name in names for layers in shared for layer in layers
@@ -100,6 +98,7 @@ class CallStack:
             needed = False
 
         def pop(module: nn.Module, args: Any, output: Any) -> None:
+            """The hook after a module's call: note that it has returned."""
             self.frames.pop()
 
         with ExitStack() as stack:
@@ -111,8 +110,8 @@ class CallStack:
                 else:
                     reports_functions = self.of_module[id(module)][0].name not in opaque
 
-                # a copy of the module has these hooks, too, and belongs where the
-                # original does
+                # `original` is bound here, since a copy of the module has the same hooks,
+                # and its calls count as calls of the original
                 def push(
                     _: nn.Module,
                     args: Any,
@@ -124,7 +123,8 @@ class CallStack:
                         Frame(self._reached(original), reports_functions, Counter())
                     )
 
-                # first of all: what is pushed is popped even where another hook raises
+                # this hook runs first, so that `pop` always has a frame to remove, even if
+                # another hook raises
                 before = module.register_forward_pre_hook(push, prepend=True)
                 stack.callback(before.remove)
                 stack.callback(
@@ -133,10 +133,10 @@ class CallStack:
             yield
 
     def _reached(self, module: nn.Module) -> Layer:
-        """Which layer a module is in the call that begins now. Where the caller may mean
-        several, its first call is the first of them, and so on."""
+        """The layer of a module whose call begins now. If the module has several layers with
+        the same caller, the caller's first call is the first of them, and so on."""
         layers = self.of_module[id(module)]
-        # called from outside of the model, it is the layer of its first name
+        # a call from outside of the model belongs to the first layer
         if len(layers) == 1 or not self.frames:
             return layers[0]
         frame = self.frames[-1]
@@ -144,27 +144,27 @@ class CallStack:
         if key not in self._candidates:
             self._candidates[key] = self._called_by(frame.layer, layers)
         candidates = self._candidates[key]
-        # a loop calls the last one again and again
+        # further calls (of a loop) belong to the last layer
         number = frame.calls[id(module)]
         frame.calls[id(module)] += 1
         return candidates[min(number, len(candidates) - 1)]
 
     def _called_by(self, caller: Layer, layers: Sequence[Layer]) -> Sequence[Layer]:
-        """Which layers of one module a caller may mean, at least one.
+        """The layers of a module that its caller may mean, at least one.
 
         Args:
-            caller: the layer in whose forward the module was called.
-            layers: all layers of the module, one for each place where it stands.
+            caller: The layer in whose forward the module was called.
+            layers: All layers of the module.
         """
-        # the ordinary case: the module is an attribute of its caller
+        # mostly the module is an attribute of its caller
         direct = [
             layer for layer in layers if self._callers[layer.index] == caller.index
         ]
         if direct:
             return direct
-        # The caller may reach into a module that is not called itself, as in
-        # `self.block.act(x)`: then the layers nearest to the caller. Where none is inside
-        # the caller, which was given the module by another one: the first.
+        # The caller may also call a module inside one of its modules, as in
+        # `self.block.act(x)`: then the layers nearest to the caller are meant. If none is
+        # inside the caller, it got the module from elsewhere, and the first layer is taken.
         prefix = f"{caller.name}." if caller.name else ""
         inside = [layer for layer in layers if layer.name.startswith(prefix)]
         depth = min((layer.name.count(".") for layer in inside), default=0)
@@ -176,21 +176,18 @@ class CallStack:
 @dataclass(eq=False)
 class FunctionMode(TorchFunctionMode):
     """Reports the torch functions and tensor methods that modules call, and may replace
-    some.
-
-    Without `running` no call is reported; `replacements` are in force outside of
-    modules as well."""
+    some of them, also where they are called outside of modules."""
 
     leave: Leave = lambda layer, args, kwargs, result: None
-    """Hears of a call after it has returned tensors."""
+    """Called after each reported call that returns tensors."""
     enter: Enter | None = None
-    """Hears of a call before."""
+    """Called before each reported call."""
     is_reported: Callable[[Layer], bool] = lambda layer: True
-    """Asked for each call, as the layer that the function is."""
+    """Says for each call whether it is reported; it gets the function's layer."""
     replacements: Mapping[str, Replacement] = field(default_factory=dict)
-    """By the `function_name` of the functions that they replace."""
+    """Functions that are called instead of others, by the `function_name` of these."""
     running: CallStack | None = None
-    """Tells which module calls."""
+    """Tells which module is running; None reports no calls."""
     _layers: dict[tuple[str, str], Layer] = field(default_factory=dict)
 
     def __torch_function__(
@@ -200,9 +197,9 @@ class FunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called by torch for each function that is called while the mode is on; see
-        https://pytorch.org/docs/stable/torch.overrides.html. What it returns is the
-        result of the call."""
+        """Report or replace a call. torch calls this instead of each function that is called
+        while the mode is on, and takes its result as that of the call; see
+        https://pytorch.org/docs/stable/torch.overrides.html."""
         kwargs = kwargs or {}
         layer = self._layer_of(func)
         if layer is not None and self.enter is not None and self.is_reported(layer):
@@ -215,26 +212,25 @@ class FunctionMode(TorchFunctionMode):
         )
         if layer is None:
             return result
-        # torch.split and the like return several
+        # some functions return several tensors (torch.split), some none (`x.shape`)
         results = result if isinstance(result, (tuple, list)) else (result,)
-        # not that of `x.shape`
         gives_tensors = any(isinstance(item, Tensor) for item in results)
         if gives_tensors and self.is_reported(layer):
             self.leave(layer, args, kwargs, result)
         return result
 
     def _layer_of(self, function: Callable[..., Any]) -> Layer | None:
-        """The layer that a function is in the module that calls it; None where its
-        calls are not reported."""
+        """The layer for a function and the module that calls it; None if the module's calls of
+        functions are not reported."""
         frames = self.running.frames if self.running is not None else ()
-        # outside of any module, such as in a hook, a call is nobody's
+        # a call outside of all modules, such as in a hook, is not reported
         if not frames or not frames[-1].reports_functions:
             return None
         module = frames[-1].layer
         name = function_name(function)
         if not name:
             return None
-        # a layer for each would take longer than many functions do
+        # cached, since making a Layer takes longer than many functions
         key = module.name, name
         if key not in self._layers:
             self._layers[key] = function_layer(module, name)
@@ -252,33 +248,35 @@ def watch_calls(
     changes: Mapping[Layer, Callable[[Any], Any]] | None = None,
     first: bool = False,
 ) -> Iterator[AbstractContextManager[Any]]:
-    """Place hooks that report the calls of modules, for any number of passes, and
-    remove them; yields what is to be entered around each pass, so that its functions
-    are reported.
+    """A context with hooks that report the calls of modules, for any number of passes. It
+    yields a second context, which the caller enters around each pass, so that calls of
+    functions are reported.
 
     Args:
-        leave: called after each call that is reported, with its layer, arguments and
-            result.
-        enter: called before it; None where nobody asks.
-        layers: modules whose calls are reported.
-        functions: asked at each call of a function whether it is reported; None watches
-            none. What a function calls inside is not reported.
-        opaque: names of modules whose calls of functions are not reported. None means
-            those whose forward torch wrote, inherited or not: a ReLU module is reported
-            as a module.
-        changes: functions whose results take the place of these layers' outputs; where
-            one returns None, the output stays.
-        first: report before all hooks that are there already.
+        model: The model.
+        leave: Called after each reported call, with its layer, arguments and result.
+        enter: Called before each reported call, if it is given.
+        layers: The modules whose calls are reported.
+        functions: Called at each call of a function, to say whether it is reported. With
+            None, no functions are reported. Functions that a function calls are never
+            reported.
+        opaque: The names of modules whose functions are not reported. By default these are
+            the modules whose forward is torch's own: a ReLU module is reported only as a
+            module.
+        changes: For some layers a function that gets their output, and returns another
+            output, or None to keep it.
+        first: Report calls before all hooks that are already in place.
     """
     running = CallStack(model)
     reported = {layer.name for layer in layers}
     change_of = dict(changes or {})
     names = reported | {layer.name for layer in change_of}
 
-    # one hook a module, not one a layer: which of its layers runs, `running` knows
+    # a module has one hook for all its layers; `running` tells which of them is called
     def before(
         of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
+        """The hook before a module's call; `of_module` has all layers of the module."""
         layer = running.layer_of_call(of_module)
         if enter is not None and layer.name in reported:
             enter(layer, args, kwargs)
@@ -290,12 +288,12 @@ def watch_calls(
         kwargs: Any,
         output: Any,
     ) -> Any:
-        """The hook after a module's call; returns the output that takes the place of the
-        module's, None where that stays. `of_module` are the layers that the module is."""
+        """The hook after a module's call; `of_module` has all layers of the module. It returns
+        a new output, or None to keep the module's."""
         layer = running.layer_of_call(of_module)
         changed = None
         if layer in change_of:
-            # what an intervention computes is not a call of the model's
+            # functions that a change calls are not calls of the model
             with unwatched():
                 changed = change_of[layer](output)
         if layer.name in reported:
@@ -303,7 +301,7 @@ def watch_calls(
         return changed
 
     with ExitStack() as stack:
-        # only modules that somebody asks about: a hook slows down each call of its module
+        # only watched modules get a hook, since it slows down each call of its module
         for module in model.modules():
             of_module = running.of_module[id(module)]
             if not any(layer.name in names for layer in of_module):
@@ -325,4 +323,4 @@ def watch_calls(
 
 
 unwatched: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
-"""A block that belongs to no module: what hooks compute is not reported."""
+"""Makes a context in which no calls of functions are reported; for what hooks compute."""

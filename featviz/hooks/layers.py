@@ -1,10 +1,10 @@
 """Layers of a model: its modules, and the functions that they call.
 
-A module that stands in several places (one activation object of a whole network) is a
-layer in each place from which it is called. A place is the module that calls it, and
-for one inside a plain nn.Sequential its position there. Several names in one place are
-one layer. Names are the same in a model and in a program exported from one, whose
-modules know the class that they stand for."""
+A module may be used in several places, such as one activation object for a whole network.
+It is one layer for each module that calls it, and in a plain nn.Sequential one for each
+position. If it has several names in the same place, they belong to one layer. A program
+that was exported from a model has the same names; its modules know the classes that they
+stand for."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ from featviz.records import Layer
 
 _FUNCTION = "fn:"
 _CALL = re.compile(r"@\d+")
-"""What torch.export.unflatten puts behind the name of a module at its second and later
+"""torch.export.unflatten adds this to the name of a module for its second and later
 calls."""
 
 
 class ModelLayers(NamedTuple):
-    """The layers of a model, by where they are called."""
+    """The layers of a model and their callers."""
 
     layers: Sequence[Layer]
-    """In the order of their first names in `named_modules(remove_duplicate=False)`."""
+    """The layers, in the order of their first names in
+    `named_modules(remove_duplicate=False)`."""
     callers: Sequence[int]
-    """For each layer the index of the one that calls it; 0 is the model itself."""
+    """For each layer the index of the layer that calls it; 0 is the model itself."""
     of_module: Mapping[int, Sequence[Layer]]
-    """The layers that a module is, by its id."""
+    """The layers of each module, by the module's id."""
 
 
 @dataclass
 class _Entry:
-    """A module where one caller calls it: a layer, before all its names are known."""
+    """A module and one of its callers: a layer whose names are still being collected."""
 
     module: nn.Module
     caller: int
     names: dict[str, None] = field(default_factory=dict)
-    """In their order; the keys alone count."""
+    """The layer's names in their order; the values are not used."""
 
 
 _cache: WeakKeyDictionary[nn.Module, tuple[object, ModelLayers]] = WeakKeyDictionary()
-"""What was read of a model, behind the modules that it had then."""
+"""For each model, the modules that it had when it was read, and its layers."""
 
 
 def read_table(model: nn.Module) -> ModelLayers:
-    """Find every layer of a model; once, until it has other modules."""
+    """Find all layers of a model. The result is cached until the model's modules change."""
     named = modules_by_name(model)
-    # the model may have been changed since: the table holds for these very modules
+    # the cached table is only valid for these very modules
     identity = [(name, id(module), type(module)) for name, module in named.items()]
     cached = _cache.get(model)
     if cached is not None and cached[0] == identity:
@@ -74,18 +75,19 @@ def read_table(model: nn.Module) -> ModelLayers:
 
 
 def _entries(modules: Mapping[str, nn.Module]) -> list[_Entry]:
-    """The layers of a model by where they are called.
+    """Group the names of a model's modules to layers, by module and caller.
 
     Args:
-        modules: by all their names, each behind the module that it is in.
+        modules: The modules by all their names; each module comes after the module that
+            contains it.
     """
     entries: list[_Entry] = []
     index_of_key: dict[tuple[int, int, str], int] = {}
     index_of_name: dict[str, int] = {}
     for name, module in modules.items():
         caller = _caller_of(name, index_of_name, entries)
-        # in a Sequential each position is a caller of its own; elsewhere names of one
-        # module that one caller has are aliases
+        # in a Sequential, each position is another layer; elsewhere, several names of a
+        # module in the same caller are aliases
         position = ""
         caller_class = type(entries[caller].module) if name else None
         if getattr(caller_class, "forward", None) is nn.Sequential.forward:
@@ -101,8 +103,9 @@ def _entries(modules: Mapping[str, nn.Module]) -> list[_Entry]:
 def _caller_of(
     name: str, index_of_name: Mapping[str, int], entries: Sequence[_Entry]
 ) -> int:
-    """The index of the innermost layer around a name that can be called; lists cannot."""
-    # from the inside out; what stands in no such layer the model itself calls
+    """The index of the layer that calls the module of a name: the innermost around it that
+    is not a list or dict of modules, which cannot be called. 0, the model, if there is none.
+    """
     while name:
         name = name.rpartition(".")[0]
         index = index_of_name[name]
@@ -112,26 +115,28 @@ def _caller_of(
 
 
 def list_layers(model: nn.Module) -> list[Layer]:
-    """Every module in every place from which it is called, in `named_modules()` order."""
+    """The layers of a model that are modules, in the order of `named_modules()`. A module with
+    several callers is several layers."""
     return list(read_table(model).layers)
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model by qualified name; a shared one under all its names."""
+    """The modules of a model by qualified name; a shared module has all its names."""
     return dict(model.named_modules(remove_duplicate=False))
 
 
 def function_layer(module: Layer, function: str) -> Layer:
-    """A function that a module calls, as a layer: `layer1.0/fn:relu`."""
-    # a slash, which no name of a module has: `layer1.0.fn:relu` could be one
+    """The layer for a function that a module calls: `layer1.0/fn:relu`."""
+    # with a slash, since `layer1.0.fn:relu` could be the name of a module
     type_name = _FUNCTION + function
     name = f"{module.name}/{type_name}" if module.name else type_name
     return Layer(module.index, name, type_name, (type_name,), module.aliases)
 
 
 def function_in(name: str) -> str | None:
-    """`relu` of the layer name `layer1.0/fn:relu`; None for the name of a module."""
-    # a module may be called `fn:x`, but not behind a slash
+    """The function in the name of a layer: `relu` for `layer1.0/fn:relu`. None for the name
+    of a module."""
+    # a module may be called `fn:x`, but its name has no slash
     head, mark, function = name.rpartition(_FUNCTION)
     if not mark or (head and not head.endswith("/")):
         return None
@@ -139,8 +144,8 @@ def function_in(name: str) -> str | None:
 
 
 def computed_by(model: nn.Module) -> str | None:
-    """What computes a model, if it is not torch: `ONNX Runtime`. Its layers call no
-    functions, and have no gradients; what hooks return to them is lost."""
+    """The library that computes a model, if it is not torch: `ONNX Runtime`. Then the layers
+    call no functions and have no gradients, and outputs that hooks return are ignored."""
     return getattr(model, "computed_by", None)
 
 
@@ -150,8 +155,8 @@ def like_module(function: str, class_name: str) -> bool:
 
 
 EXPORTED = "torch.export.unflatten"
-"""Where the class of an exported program's modules is, each of which stands for another
-class."""
+"""The Python module of the class of all modules in an exported program; each of them stands
+for a module of another class."""
 
 _OPERATORS = {
     "add": "add",
@@ -165,8 +170,8 @@ _OPERATORS = {
     "mod": "remainder",
     "pos": "positive",
 }
-"""The function that does what an operator does; `__radd__` and `__iadd__` are
-`__add__`."""
+"""By the names of operators without underscores (`__add__`), the functions that do the
+same. `__radd__` and `__iadd__` are looked up as `add`."""
 
 _ALIASES = {
     "absolute": "abs",
@@ -184,9 +189,9 @@ _ALIASES = {
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of a module's class and of its base classes. A module of an exported program
-    has those of the class that it stands for; where that is not imported, its name and
-    `Module`."""
+    """The names of a module's class and of its base classes. For a module of an exported
+    program these are the names of the class that it stands for; if that class is not
+    imported, only its own name and `Module`."""
     original = _class_of(module)
     if isinstance(original, str):
         return (original.rpartition(".")[2], nn.Module.__name__)
@@ -194,8 +199,8 @@ def class_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def home_of(module: nn.Module) -> str:
-    """The Python module in which the forward of a module is written: of an exported one,
-    that of the class that it stands for."""
+    """The Python module in which the forward of a module is written. For a module of an
+    exported program it is that of the class that it stands for."""
     original = _class_of(module)
     if isinstance(original, str):
         return original.rpartition(".")[0]
@@ -203,27 +208,27 @@ def home_of(module: nn.Module) -> str:
 
 
 def _class_of(module: nn.Module) -> type | str:
-    """The class of a module, or that for which a module of an exported program stands:
-    its full name, where it is not imported."""
-    # no other module is said to be of another class than it is
+    """The class of a module. For a module of an exported program it is the class that it
+    stands for, or the full name of that class if it is not imported."""
+    # only a module of an exported program may say that it is of another class
     if type(module).__module__ != EXPORTED:
         return type(module)
-    # the root of an unflattened program has no type_name before torch 2.10
+    # before torch 2.10, the root of an unflattened program has no type_name
     type_name: Any = getattr(module, "type_name", None)
     original = type_name() if type_name is not None else None
     if not original:
         return type(module)
     home, _, name = str(original).rpartition(".")
-    # a file says the name: nothing is imported for it
+    # the name comes from a file, so nothing is imported for it
     imported = vars(sys.modules.get(home, object)).get(name)
     return imported if isinstance(imported, type) else str(original)
 
 
 @lru_cache(maxsize=1024)
 def function_name(function: Callable[..., Any]) -> str:
-    """One name for a function, its tensor method, its in-place variant and its
-    operator: `relu`, and `add` for `+`, `+=`, `Tensor.add_` and `aten.add.Tensor` in an
-    exported program."""
+    """The name of a function, which is the same for its tensor method, its in-place variant
+    and its operator: `add` for `torch.add`, `Tensor.add_`, `+`, `+=`, and `aten.add.Tensor`
+    in an exported program. Empty if it has no name."""
     full_name = getattr(function, "__name__", "")
     if full_name == "__get__":  # an attribute of a tensor, such as `x.T`
         full_name = getattr(getattr(function, "__self__", None), "__name__", "")
@@ -239,7 +244,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def is_in_place(function: Callable[..., Any]) -> bool:
-    """Whether a function's name says that it changes what it is given: `relu_`, not
-    `__add__`."""
+    """Whether a function changes its argument in place, by its name: True for `relu_`, False
+    for `__add__`."""
     name = getattr(function, "__name__", "").partition(".")[0]
     return name.endswith("_") and not name.endswith("__")

@@ -1,14 +1,14 @@
-"""Selectors: which layers does `Conv2d,layer1.*,!*.downsample.*` take? Pure, knows no
-torch.
+"""Selectors, which choose layers: `Conv2d,layer1.*,!*.downsample.*`. This module does not
+import torch.
 
-A selector reads, from the outside in:
+The parts of a selector are:
 
     ! Conv2d @ layer1.* # ::2
     |    |       |         |
     |    |       |         index or slice into all that match, in model order
-    |    |       qualified name: fnmatch, or a regular expression behind `re:`
-    |    class name, anywhere in the module's ancestry
-    takes away
+    |    |       qualified name: fnmatch, or a regular expression after `re:`
+    |    name of the module's class or of one of its base classes
+    these layers are left out
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _INDEX = re.compile(
 )
 _REGULAR_EXPRESSION = "re:"
 _ITEM = re.compile(r"(?:\\.|\([^)]*\)|\[[^]]*\]|\{[^}]*\}|[^,])+", re.DOTALL)
-"""What stands between two commas, with those inside brackets (`re:(a,b)`, `[a,b]*`);
-`\\(` opens none."""
+"""One selector in a list. A comma ends it, unless it is inside brackets (`re:(a,b)`,
+`[a,b]*`); `\\(` is no bracket."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Selector:
 
     text: str
     matches: Callable[[Layer], bool]
-    """Whether it speaks of a layer, before the slice is taken."""
+    """Whether a layer fits the class and the name in the selector."""
     taken: slice
-    """Which of the layers that match, in model order."""
+    """Which of the layers that match are chosen, in model order."""
     negative: bool
-    """Whether it takes layers away."""
+    """Whether the chosen layers are left out (`!`)."""
 
     def pick(self, layers: Iterable[Layer]) -> list[Layer]:
-        """The layers that this selector speaks of, in model order."""
+        """The layers that this selector chooses, in model order."""
         return [layer for layer in layers if self.matches(layer)][self.taken]
 
 
@@ -57,11 +57,12 @@ def parse(text: str) -> list[Selector]:
     """Read selectors separated by commas.
 
     Args:
-        text: commas inside brackets belong to a regular expression. A name with a mark
-            of selectors in it (`,`, `#`, `[`) is written with `?` in its place.
+        text: The selectors. A comma inside brackets belongs to a regular expression. If
+            the name of a layer has a mark of selectors in it (`,`, `#`, `[`), the user
+            writes `?` for the mark.
 
     Raises:
-        UsageError: one of them cannot be read, or there is none.
+        UsageError: A selector cannot be read, or there is none.
     """
     items = [item.strip() for item in _ITEM.findall(text)]
     selectors = [_parse_one(item) for item in items if item]
@@ -74,22 +75,22 @@ def parse(text: str) -> list[Selector]:
 
 
 def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer]:
-    """The layers that some positive selector takes and no negative one takes away. Only
-    negative ones mean all modules but these."""
+    """The layers that at least one positive selector chooses and no negative one. If all
+    selectors are negative, all other modules are chosen."""
     included: set[str] = set()
     excluded: set[str] = set()
     for selector in selectors:
         names = excluded if selector.negative else included
         names.update(layer.name for layer in selector.pick(layers))
-    # functions are listed only where a selector speaks of them
+    # functions are only chosen by a positive selector
     if all(selector.negative for selector in selectors):
         included = {layer.name for layer in layers if not layer.is_function}
     return [layer for layer in layers if layer.name in included - excluded]
 
 
 def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
-    """The selectors that speak of functions, which must then be listed beside the
-    modules."""
+    """The selectors that choose functions. For these, the functions of the model must be
+    listed, too."""
     return [
         selector
         for selector in selectors
@@ -98,17 +99,17 @@ def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
 
 
 def types_present(layers: Iterable[Layer]) -> str:
-    """Class names with their counts, commonest first: `Conv2d 20, BatchNorm2d 20, ReLU
-    9`."""
+    """The class names of layers with their counts, the most frequent first: `Conv2d 20,
+    BatchNorm2d 20, ReLU 9`."""
     # without the model itself, which has no name
     counts = Counter(layer.type for layer in layers if layer.name)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
-    """Class and layer names that misspelt selectors may have meant, at most two for
-    each selector; the first layer of that name inside another one, quoted as a glob and
-    as it is, where there is one."""
+    """The names of classes and layers that misspelt selectors may mean, at most two for each
+    selector. If a layer inside another one ends in the selector's name (`layer4` for
+    `backbone.layer4`), it is named as a glob, `'*layer4'`, and in full."""
     names: set[str] = set()
     for layer in layers:
         names.update((layer.type, layer.name, *layer.aliases))
@@ -116,9 +117,9 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
     close = {}
     for selector in selectors:
         pattern = selector.text.lstrip("!").removeprefix(_REGULAR_EXPRESSION)
-        # tables name a call of a layer `relu.call1`
+        # users copy names from tables, where a call of a layer is `relu.call1`
         name = re.split(r"[@#]|\.call\d", pattern)[0].strip().lower()
-        # the model may stand inside another one: `layer4` is `backbone.layer4`
+        # the model may be a part of another: `layer4` is `backbone.layer4`
         inner = [
             by_lower[lower] for lower in by_lower if name and lower.endswith(f".{name}")
         ]
@@ -131,8 +132,8 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
 
 
 def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
-    """What selectors that take no layer may have meant: the indices that there are,
-    else the nearest names; empty where nothing is near."""
+    """A suggestion for selectors that choose no layer. If an index is too large, it names the
+    indices that exist; else the most similar names. Empty if there are none."""
     unmatched = []
     outside = []
     for selector in selectors:
@@ -156,12 +157,15 @@ def warn_of_unmatched(
     where: str = "layer",
     option: str = "",
 ) -> None:
-    """Warn of each selector that takes no layer, beside others that do: these are what
-    was asked for, and that one is misspelt.
+    """Warn of each selector that chooses no layer, since it may be misspelt. (If none of
+    them chooses a layer, the caller raises an error with `remedy`.)
 
     Args:
-        where: what it does not match, `layer of the runs`.
-        option: that has the selectors, and its text; empty for --layers.
+        layers: The layers of the model or run.
+        selectors: The selectors.
+        where: What the layers are, for the message: `layer of the runs`.
+        option: The option with the selectors and its text, for the message; empty for
+            --layers.
     """
     beginning = f"{option}: " if option else ""
     for selector in selectors:
@@ -174,13 +178,13 @@ def warn_of_unmatched(
 
 
 def remedy(layers: Sequence[Layer], selectors: Iterable[Selector], *facts: str) -> str:
-    """A hint for an error where no layer matches: what may be meant, and the types of
-    modules (of functions, where there are no modules) with the first names.
+    """The hint of an error for selectors that choose no layer: what they may mean, and the
+    types and the first names of the modules. If there are no modules, those of functions.
 
     Args:
-        layers: that there are.
-        selectors: of which some match nothing.
-        facts: further statements, which stand between the two.
+        layers: The layers of the model or run.
+        selectors: The selectors, of which some choose nothing.
+        facts: Further statements for the hint, which follow the suggestion.
     """
     question = meant(
         layers, [selector for selector in selectors if not selector.pick(layers)]
@@ -195,10 +199,10 @@ def remedy(layers: Sequence[Layer], selectors: Iterable[Selector], *facts: str) 
 
 
 def _parse_one(text: str) -> Selector:
-    """Read a selector, from the outside in: its mark, its index, its body.
+    """Read one selector: its `!`, its index, and its class or name.
 
     Raises:
-        UsageError: it names no layer, or its index or its body cannot be read.
+        UsageError: It has no class or name, or a part of it cannot be read.
     """
     negative = text.startswith("!")
     body = text.removeprefix("!").strip()
@@ -216,8 +220,13 @@ def _parse_one(text: str) -> Selector:
 
 
 def _parse_index(text: str) -> slice:
-    """Read `3`, `-1`, `::2` or `1:-1`."""
-    # a slice of one layer, which may be beyond the end; behind the last one is no number
+    """Read the index of a selector, `3`, `-1`, `::2` or `1:-1`, as a slice.
+
+    Raises:
+        UsageError: Where its step is 0.
+    """
+    # A single index becomes a slice, which may be empty without an error. After -1, the
+    # end is None: 0 would be the beginning.
     if ":" not in text:
         return slice(int(text), int(text) + 1 or None)
     numbers = [int(number) if number else None for number in text.split(":")]
@@ -227,13 +236,16 @@ def _parse_index(text: str) -> slice:
 
 
 def _matcher(text: str, body: str) -> Callable[[Layer], bool]:
-    """What tells the layers of a selector without its mark and index; `text` is for
-    messages.
+    """A function that says whether a layer fits a selector.
+
+    Args:
+        text: The selector, for messages.
+        body: The selector without its `!` and index.
 
     Raises:
-        UsageError: it is a regular expression that cannot be compiled.
+        UsageError: Where `body` is a regular expression that cannot be compiled.
     """
-    # a regular expression may hold an @ of its own
+    # in a regular expression, @ does not separate class and name
     class_name, at, pattern = body.partition("@")
     by_class_and_name = bool(at) and not body.startswith(_REGULAR_EXPRESSION)
     if not by_class_and_name:
@@ -256,7 +268,7 @@ def _matcher(text: str, body: str) -> Callable[[Layer], bool]:
         is_of_class = class_name in layer.classes
         if by_class_and_name:
             return is_of_class and is_named(layer)
-        # a function has the owner's name, which a pattern alone speaks of as the module
+        # the owner of a function has the same name: a name without a class is the owner's
         return is_of_class or (not layer.is_function and is_named(layer))
 
     return matches
