@@ -193,7 +193,7 @@ class ReportPages(NamedTuple):
 
     images: Sequence[ReportPage]
     layers: Sequence[ReportPage]
-    """The pages of layers, in the model's order."""
+    """The pages of layers, in the order in which they ran."""
 
     @property
     def tensors(self) -> list[Group]:
@@ -250,7 +250,7 @@ def arrange(run: ReadRun, compared_run: ReadRun | None = None) -> ReportPages:
         image_pages.append(
             _image_page(number, image, compared_image, numbers, images_per_script)
         )
-    # the dict has all layers in the model's order, in which an image may not have them
+    # the dict has all layers in the order of their numbers: an image may lack some
     groups_of_layer: dict[str, dict[str, list[Group]]] = {
         _layer_id(number): {} for number in numbers.values()
     }
@@ -392,14 +392,22 @@ def _layer_id(number: int) -> str:
 
 
 def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
-    """The numbers of the layers of a run, from 0 in the model's order."""
-    layers: dict[_LayerKey, None] = {}
+    """The numbers of the layers of a run, from 0 in the order in which they ran."""
+    in_order: list[_LayerKey] = []
     for image in run.images.values():
-        for row in image.captures.values():
-            layers[_LayerKey(row.index, row.layer)] = None
-    # Only the position is the key: the sort is stable, and leaves the functions of one
-    # module in the order in which they ran.
-    in_order = sorted(layers, key=lambda layer: layer.position)
+        layers = {
+            _LayerKey(row.index, row.layer): None for row in image.captures.values()
+        }
+        if layers.keys() <= set(in_order):
+            continue
+        # what no image before had comes behind the layer that ran before it in this one
+        position = 0
+        for layer in layers:
+            if layer in in_order:
+                position = in_order.index(layer) + 1
+            else:
+                in_order.insert(position, layer)
+                position += 1
     return {layer: number for number, layer in enumerate(in_order)}
 
 

@@ -285,7 +285,7 @@ class PlaceScripts:
 
 
 def _layers(pages: ReportPages, site: Site) -> list[_PlacesLayer]:
-    """The layers of a run whose maps are of the image, in the model's order. Each has
+    """The layers of a run whose maps are of the image, in the order of their pages. Each has
     vectors, a layer that answers for it, or the reason why it has no places."""
     layers = []
     for page in pages.layers:
@@ -295,7 +295,7 @@ def _layers(pages: ReportPages, site: Site) -> list[_PlacesLayer]:
                 layers.append(_layer(group, site))
     entries = [layer.entry for layer in layers]
     numbers = {(entry.page, entry.stem): n for n, entry in enumerate(entries)}
-    # resolutions change in the order in which the layers run, which is not the model's
+    # a page has all calls of its layer, between which other layers ran
     in_order = []
     for group in pages.tensors:
         number = numbers.get((group.page, group.stem))

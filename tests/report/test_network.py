@@ -238,21 +238,31 @@ def test_few_stages_show_several_layers(
     assert re.findall(r"maps of layer block(\d+)", page.text) == [str(n) for n in shown]
 
 
-def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
-    """Their position counts, also where only a later image has the layer."""
-    first, second, tenth = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
-    images = {"a.png": [tenth], "b.png": [first, second, tenth]}
+def test_layers_are_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
+    """Not in that of the model, in which a block's own function stands before its
+    modules."""
+    ran = {
+        "stem": 1,
+        "block.conv": 3,
+        "block/fn:relu": 2,
+        "block/fn:add": 2,
+        "block": 2,
+    }
+    drawn = [Drawn(name, index=index) for name, index in ran.items()]
+    root = built(tmp_path / "out", {"a.png": drawn})
+    assert [page.name for page in arrange(read_run(root)).layers] == [*ran]
+    text = page_of(root, "layer-001.html").text
+    assert_says(text, "← stem", "block/fn:relu →")
+
+
+def test_layers_of_a_later_image_stand_between_those_that_it_shares(
+    tmp_path: Path,
+) -> None:
+    """Behind the layer that ran before them in that image."""
+    shared, before, behind = (Drawn(name) for name in ("shared", "before", "behind"))
+    images = {"a.png": [shared], "b.png": [before, shared, behind]}
     _, layers = arrange(read_run(write_run(tmp_path / "out", images)))
-    assert [page.name for page in layers] == ["layer1", "layer2", "layer10"]
-
-
-def test_functions_of_a_module_are_in_the_order_of_their_calls(tmp_path: Path) -> None:
-    """They share its position in the model."""
-    names = ["block/fn:relu", "block/fn:add", "block/fn:mul"]
-    drawn = [Drawn(name, index=2, type=name.split("/")[1]) for name in names]
-    root = write_run(tmp_path / "out", {"a.png": [*drawn, Drawn("stem", index=1)]})
-    pages = arrange(read_run(root)).layers
-    assert [page.name for page in pages] == ["stem", *names]
+    assert [page.name for page in layers] == ["before", "shared", "behind"]
 
 
 def test_one_resolution_is_divided_by_module(tmp_path: Path) -> None:

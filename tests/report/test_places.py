@@ -220,7 +220,7 @@ def deep(tmp_path: Path) -> Path:
 
 
 def answering_of(run: Path) -> list[int]:
-    """The layers that have vectors, in the order of the model."""
+    """The layers that have vectors, in the order of their pages."""
     entries = entries_of(run, "places-000.js")
     return [number for number, entry in enumerate(entries) if entry is not None]
 
