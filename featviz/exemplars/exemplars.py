@@ -206,9 +206,8 @@ def _draw_sheets(
     count = workers.worker_count(study.model, study.samples, None, backward=False)
     if count == 1:
         return draw_some(range(len(sheets)))
-    first = draw_some([0])
     return workers.side_by_side(
-        first, len(sheets), draw_some, count, Event(), raise_lost
+        draw_some([0]), len(sheets), draw_some, count, Event(), raise_lost
     )
 
 

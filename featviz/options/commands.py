@@ -1,4 +1,4 @@
-"""The options of the commands beside `run`, declared as those in `options.run` are."""
+"""The options of all commands except `run`, declared as in `options.run`."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _out(default_text: str = "") -> Meta:
     return option(OUTPUT, first=True, flags=flags, default_text=default_text)
 
 
-# Where several commands have an option of one name, it means the same in each; the text
-# and the default may differ.
+# An option of one name means the same in all commands; its help text and its default may
+# differ.
 OutFolder = Annotated[AnyPath, _out()]
 BatchSize = Annotated[PositiveInt, option(LIMITS)]
 Gates = Annotated[Texts, option(FINDINGS, "GATE", first=True)]
@@ -64,7 +64,7 @@ FirstColormap = Annotated[str, option(DRAWING, "CMAP", first=True)]
 
 
 class LookOptions(Struct, frozen=True):
-    """All options of `look` beside the model and the image."""
+    """All options of `look` except the model and the image."""
 
     layers: Annotated[
         Selectors | None,
@@ -79,7 +79,7 @@ class LookOptions(Struct, frozen=True):
 
 
 class CamOptions(Struct, frozen=True):
-    """All options of `cam` beside the model and the images."""
+    """All options of `cam` except the model and the images."""
 
     layers: Annotated[
         Selectors | None,
@@ -106,7 +106,7 @@ class CamOptions(Struct, frozen=True):
 
 
 class FieldOptions(Struct, frozen=True):
-    """All options of `field` beside the model and the images."""
+    """All options of `field` except the model and the images."""
 
     layers: StageLayers = None
     also: Annotated[Texts, option(OPTIONS, "MODEL", first=True, is_path=True)] = ()
@@ -119,7 +119,7 @@ class FieldOptions(Struct, frozen=True):
 
 
 class ListOptions(Struct, frozen=True):
-    """The options of `layers` beside the model and its input."""
+    """The options of `layers` except the model and its input."""
 
     layers: StageLayers = None
     functions: Annotated[bool, option(LAYERS, first=True)] = False
@@ -128,7 +128,7 @@ class ListOptions(Struct, frozen=True):
 
 
 class KernelOptions(Struct, frozen=True):
-    """All options of `kernels` beside the model."""
+    """All options of `kernels` except the model."""
 
     layers: Annotated[
         Selectors | None, option(LAYERS, first=True, default_text="all convolutions")
@@ -137,22 +137,22 @@ class KernelOptions(Struct, frozen=True):
     overwrite: Overwrite = False
     all_slices: Annotated[bool, option(DRAWING, first=True)] = False
     tensorboard: TensorBoard = None
-    # Weights have a sign, and zero is the middle of the colours. Beside greys around the
-    # middle a grey gap is not seen.
+    # Weights have a sign, so zero is in the middle of the colours. Gaps are white, since
+    # grey ones could not be seen between tiles around the middle grey.
     draw: DrawOptions = DrawOptions(normalize="symmetric", padding=4, pad_value=1.0)
 
 
 class Thresholds(Struct, frozen=True):
     """Limits beyond which a channel has a finding."""
 
-    # zeros are exact behind a ReLU; other activations need a limit
+    # ReLU's zeros are exact; other activations need a limit
     eps: Annotated[Annotated[float, Meta(ge=0)], option(FINDINGS, "E")] = 0.0
     saturated_at: Annotated[Fraction, option(FINDINGS, "SHARE")] = 0.99
     redundant_at: Annotated[Fraction | None, option(FINDINGS, "R")] = None
 
 
 class AuditOptions(Struct, frozen=True):
-    """The options of `audit`, beside the model and the images."""
+    """The options of `audit` except the model and the images."""
 
     layers: Annotated[
         Selectors | None,
@@ -173,7 +173,7 @@ class AuditOptions(Struct, frozen=True):
 
 
 class ExemplarOptions(Struct, frozen=True):
-    """The options of `exemplars` beside the model and the images."""
+    """The options of `exemplars` except the model and the images."""
 
     layers: StageLayers = None
     top: Annotated[
@@ -195,22 +195,23 @@ class DiffThresholds(Struct, frozen=True):
     """What counts as a difference."""
 
     tolerance: Annotated[Share, option(FINDINGS, "T", first=True)] = 1e-4
-    """How far a value may change, in the terms of `diff.compare.compare`. Threads and
-    oneDNN moved values by up to 3e-6 (ten of torchvision's models on two cores)."""
+    """How far a value may change, measured as in `diff.compare.compare`. Another number of
+    threads, or oneDNN, changed values by up to 3e-6 (ten of torchvision's models on two
+    cores)."""
     max_diff_ratio: Annotated[Share, option(FINDINGS, "SHARE")] = 0.0
     ignore_added: Annotated[bool, option(FINDINGS)] = False
     fail_on: Gates = ()
 
 
 class DiffModels(Struct, frozen=True):
-    """What of two models is compared, and how images go in."""
+    """Which layers of two models are compared, and how images become inputs."""
 
     layers: StageLayers = None
     inputs: InputOptions = InputOptions()
 
 
 class DiffFiles(Struct, frozen=True):
-    """What `diff` writes."""
+    """The files that `diff` writes."""
 
     out: Annotated[Folder | None, _out("with --html, PAGE-maps beside the page")] = None
     html: Annotated[File | None, option(OUTPUT, first=True)] = None

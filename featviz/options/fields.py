@@ -1,8 +1,7 @@
-"""Fields of records as options: what the command line, Python, TOML and the docs know
-of them.
+"""Fields of records as options of the command line, Python, TOML files and the docs.
 
-A field is an option if `help.HELP` has a text for it. Its type says what values it
-takes, `option` what else there is to know:
+A field is an option if `help.HELP` has a text for it. Its type says which values it
+takes, and `option` says the rest:
 
     cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "auto"
 """
@@ -25,7 +24,7 @@ from featviz.text import did_you_mean, quoted
 
 RecordT = TypeVar("RecordT", bound=Struct)
 
-# Headings of options in help. The first is for the few options of a short command.
+# Headings of options in help. OPTIONS is for commands that have only a few.
 OPTIONS = "Options"
 LAYERS = "Which layers"
 INPUT = "What is read"
@@ -53,70 +52,69 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class FieldNotes:
-    """What an annotation says of a field, beside its type."""
+    """What an annotation says of a field, in addition to its type."""
 
     group: str
     """One of GROUPS."""
     metavar: str = ""
-    """What help calls its value; empty for a flag, and where there are choices."""
+    """Stands for a value in help; empty for a flag, and for an option with choices."""
     first: bool = False
-    """Whether the short help of a long command shows it."""
+    """Whether the short help of a command with many options shows this one."""
     flags: tuple[str, ...] = ()
-    """On the command line: `-o`, `--out`."""
+    """Names on the command line: `-o`, `--out`."""
     default_text: str = ""
-    """What happens without it, where the default does not say so."""
+    """What happens without the option; empty if the default value says this already."""
     choices: Collection[str] = ()
-    """The values that there are; none where it takes others."""
+    """The values to choose from; empty if any value of the type will do."""
     is_path: bool = False
-    """Whether a shell completes names of files."""
+    """Whether a shell completes the value with names of files."""
 
 
 def option(group: str, metavar: str = "", **notes: Any) -> Meta:
     """Annotate a field that is an option.
 
     Args:
-        group, metavar, notes: fields of FieldNotes, which are left out where the type of
-            the field or its name says them.
+        group, metavar, notes: fields of FieldNotes. `metavar` and `flags` may be left out:
+            then the field's type and name give them.
     """
-    # msgspec passes `extra` through, and `_taken_apart` gets it back of the type
+    # msgspec keeps `extra` in the type, where `_unpack_type` finds it
     return Meta(extra={"notes": FieldNotes(group, metavar, **notes)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option(FieldNotes):
-    """A field that is an option, with what its type says."""
+    """A field that is an option, with all that its annotation and its type say."""
 
     name: str
-    """In Python."""
+    """Name in Python."""
     help: str
-    """One or two sentences; what stands behind a form feed is for `--help-all` and
-    Python alone."""
+    """Help text of one or two sentences. Only `--help-all` and Python's documentation show
+    the part after a form feed."""
     default: Any
-    """`msgspec.NODEFAULT` where it must be given."""
+    """Default value; `msgspec.NODEFAULT` for an option that must be given."""
     expects: str
-    """Its values, for messages."""
+    """What a value is, for messages."""
     read: Callable[[Any], Any]
-    """Makes the field's value of a user's or a program's; see `ValueReader.read`."""
+    """Turns what a user or a program gives into the field's value; see
+    `ValueReader.read`."""
     takes_none: bool
-    """Whether None stands for what happens without it."""
+    """Whether None is a value of the field. It means: as without the option."""
     repeatable: bool
-    """Whether it is a list, and may be given once for each item."""
+    """Whether the value is a list, and the option may be given once for each item."""
     is_flag: bool
-    """Whether it is true or false, and has a `--no-` as well."""
+    """Whether the value is true or false, and the command line has a `--no-` form, too."""
 
     def value(self, value: Any) -> Any:
-        """The value of the field: from text as a user types it, or as a program passes
-        it.
+        """Read the value of the field.
 
         Args:
-            value: a text; a list of texts where the option is `repeatable`; what a TOML
-                file holds; any object of Python. None takes what happens without the
-                option, where it may be left out.
+            value: a text, or a list of texts for a `repeatable` option, as a user types
+                it; what a TOML file holds; or any object of Python. None means: as without
+                the option.
 
         Raises:
             UsageError: this option does not take the value.
         """
-        # in Python, None stands for what happens without the option
         if value is None and self.takes_none:
             return None
         if value is None and self.repeatable:
@@ -125,22 +123,23 @@ class Option(FieldNotes):
             return self.read(value)
         except (ValueError, TypeError, AttributeError):
             raise self._refused(value) from None
-        # a reader that knows better what is wrong says so
+        # the reader has a message of its own: the option's name is added
         except UsageError as error:
             raise UsageError(
                 f"{self.name}: {error.message}", error.hint, options=(self.name,)
             ) from None
 
     def _refused(self, value: Any) -> UsageError:
-        """The error for a value that this option does not take, with the choice that is
-        nearest to it."""
-        # the command line passes a repeatable option as a list, and one typed no list
+        """The error for a value that this option does not take. If the option has choices,
+        the hint names the most similar one."""
+        # the command line passes a list for a repeatable option, even if the user typed
+        # only one text
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         shown = quoted(str(value))
-        # an empty text would leave nothing to be seen
+        # an empty text is shown as ''
         message = f"{self.name}={shown or repr(shown)}: expected {self.expects}"
-        # Grad-CAM++ is called GradCAMPlusPlus or gradcampp elsewhere
+        # other tools call gradcam++ GradCAMPlusPlus or gradcampp
         name = shown.lower().replace("plus", "+").replace("pp", "++")
         hint = did_you_mean(name, self.choices) or None
         return UsageError(message, hint, options=(self.name,))
@@ -148,19 +147,19 @@ class Option(FieldNotes):
 
 @cache
 def declared(record_type: type[Struct]) -> dict[str, Option]:
-    """The options that a record itself declares.
+    """The options that a record declares itself, without those of records inside it (see
+    `every_option`).
 
     Args:
         record_type: a Struct whose option fields are annotated by `option`.
 
     Returns:
-        By the name of the field, in the order of fields, which is that of help. Left out
-        are the options of records in it, see `every_option`. The dict is cached, so
-        nobody may change it.
+        The options by name, in the order of the fields, which is the order of help. The
+        dict is cached: do not change it.
     """
-    # a field without a text is not an option: it is for programs alone
+    # a field without a help text is not an option: only programs can set it
     help_texts = HELP.get(record_type.__name__, {})
-    # msgspec knows types and bounds; the order of a Literal only the annotation has
+    # msgspec knows types and bounds, but not the order of a Literal's values
     hints = get_type_hints(record_type, include_extras=True)
     options = {}
     for field in types.type_info(record_type).fields:  # type: ignore[attr-defined]
@@ -175,19 +174,20 @@ def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
     """A field as an option.
 
     Args:
-        field: as msgspec knows it.
-        hint: its annotation, with the `Meta` of `option`; KeyError without one.
+        field: msgspec's description of the field.
+        hint: the field's annotation. KeyError if it has no `option`.
         help_text: see `Option.help`.
     """
-    leaves, extras = _taken_apart(field.type)
+    leaves, extras = _unpack_type(field.type)
     notes: FieldNotes = extras["notes"]
     choices = tuple(notes.choices)
-    # msgspec sorts the values of a Literal, help does not; it may stand beside None
+    # A Literal is taken from the annotation, since msgspec sorts its values. It may be
+    # part of a union with None.
     for annotation in (hint.__origin__, *get_args(hint.__origin__)):
         if get_origin(annotation) is Literal:
             choices = get_args(annotation)
     reader: ValueReader = extras.get("reader") or _reader_of(leaves, hint, choices)
-    # a mutable default is made anew for each record
+    # a mutable default, such as a dict, has a factory
     default = field.default
     if field.default_factory is not msgspec.NODEFAULT:
         default = field.default_factory()
@@ -210,24 +210,25 @@ def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
     )
 
 
-def _taken_apart(field_type: types.Type) -> tuple[list[types.Type], dict[str, Any]]:
-    """The types in a union, and what annotations say at any level.
+def _unpack_type(field_type: types.Type) -> tuple[list[types.Type], dict[str, Any]]:
+    """Find the plain types in a type, and what annotations at any level say.
 
     Args:
-        field_type: as msgspec knows it: Metadata around a UnionType around Metadata …
+        field_type: msgspec's description, such as Metadata around a UnionType around
+            Metadata.
 
     Returns:
-        The plain types; and by name what `option` (`notes`) and a type of
-        `options.values` (`reader`) put into the annotation.
+        The plain types in a union, or the only one. Then what the annotations hold:
+        `notes` from `option`, `reader` from a type of `options.values`.
     """
     if isinstance(field_type, types.Metadata):
-        leaves, extras = _taken_apart(field_type.type)
+        leaves, extras = _unpack_type(field_type.type)
         return leaves, extras | (field_type.extra or {})
     if not isinstance(field_type, types.UnionType):
         return [field_type], {}
     leaves, extras = [], {}
     for member in field_type.types:
-        member_leaves, member_extras = _taken_apart(member)
+        member_leaves, member_extras = _unpack_type(member)
         leaves += member_leaves
         extras |= member_extras
     return leaves, extras
@@ -239,9 +240,9 @@ def _reader_of(
     """The reader of a plain type: choices, a number, true or false, texts or a text.
 
     Args:
-        leaves: the types in the field's union.
-        hint: its annotation, which has the bounds of a number.
-        choices: empty where it takes others.
+        leaves: the plain types in the field's type.
+        hint: the field's annotation, which has the bounds of a number.
+        choices: the values to choose from; empty if any value of the type will do.
     """
     if choices:
         several = "one of " if len(choices) > 1 else ""
@@ -249,7 +250,7 @@ def _reader_of(
             several + ", ".join(choices), partial(_read_choice, choices=choices)
         )
     read = partial(convert, value_type=hint)
-    # one of the leaves may be None; the other says what the option takes
+    # the first type that has a reader counts: the others are None
     for leaf in leaves:
         if isinstance(leaf, types.BoolType):
             return ValueReader("true or false", read)
@@ -263,20 +264,20 @@ def _reader_of(
 
 
 def _read_choice(value: Any, choices: Sequence[str]) -> str:
-    """One of the choices, in any case.
+    """Read one of several choices. Small and capital letters are the same.
 
     Args:
-        value: a text; True stands for a choice without others, as in `tensors=True`.
-        choices: at least one, of which the result is one, in its own case.
+        value: a text. True chooses the only choice, as in `tensors=True`.
+        choices: at least one; the result is one of these texts.
 
     Raises:
-        ValueError: a text that is not among the choices.
-        AttributeError: what is not a text.
+        ValueError: the text is not among the choices.
+        AttributeError: the value is not a text.
     """
     if value is True and len(choices) == 1:
         return choices[0]
     name = value.strip().lower()
-    # both are usual, and files have one ending
+    # both names are usual; featviz uses jpg
     if name == "jpeg":
         name = "jpg"
     for choice in choices:
@@ -286,8 +287,8 @@ def _read_choice(value: Any, choices: Sequence[str]) -> str:
 
 
 def _bounds_text(number: types.IntType | types.FloatType) -> str:
-    """The bounds of a number, behind `a number` or `an integer`."""
-    # the combinations that options have; of another one a bound would be left out
+    """The bounds of a number as text, to be put after `a number` or `an integer`."""
+    # only the combinations that occur in options
     if number.gt is not None and number.lt is not None:
         return f" above {number.gt} and below {number.lt}"
     if number.gt is not None:
@@ -298,7 +299,8 @@ def _bounds_text(number: types.IntType | types.FloatType) -> str:
 
 
 def nested(record_type: type[Struct]) -> dict[str, Struct]:
-    """The records in a record by field, as they are by default; not those deeper inside."""
+    """The records that are default values of a record's fields, by field. Records inside
+    these are not listed."""
     records = {}
     for field in structs.fields(record_type):
         if isinstance(field.default, Struct):
@@ -307,15 +309,15 @@ def nested(record_type: type[Struct]) -> dict[str, Struct]:
 
 
 def every_option(*record_types: type[Struct]) -> dict[str, Option]:
-    """The options of records and of those in them, at any depth.
+    """The options of records, and of the records inside them, at any depth.
 
     Args:
-        record_types: Structs, each of whose nested records has a default. Where several
-            declare an option, the last one counts.
+        record_types: Structs, whose nested records all have defaults. If two declare an
+            option of one name, the later one counts.
 
     Returns:
-        By name; the default of a nested record's option is the one in the outer
-        record's default (`kernels` normalises differently from `run`).
+        The options by name. The default of a nested record's option is taken from the
+        outer record's default (`kernels` normalises differently from `run`).
     """
     options: dict[str, Option] = {}
     for record_type in record_types:
@@ -323,7 +325,7 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
         for record in nested(record_type).values():
             for name, inner in every_option(type(record)).items():
                 default = getattr(record, name)
-                # what help says of a default holds for that one alone
+                # the text describes the inner record's default, not another one
                 default_text = inner.default_text if default == inner.default else ""
                 options[name] = replace(
                     inner, default=default, default_text=default_text
@@ -332,17 +334,19 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
 
 
 def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
-    """A record of values as a user or a program passes them.
+    """Make a record from values as a user or a program gives them.
 
     Args:
-        record_type: the record; those in it are made as well, of the same values.
-        values: by name of the option. Fields that are not options are passed as they
-            are; what is missing has its default.
+        record_type: type of the record. The records inside it are made from the same
+            values.
+        values: values by name of the option; missing ones get their defaults. A name may
+            also be a field of the record that is not an option: its value is not read,
+            but taken as it is.
 
     Raises:
         UsageError: a value is wrong, or there is no such option.
     """
-    # what is not an option (`min_tile`) may be passed by a program, as it is
+    # fields that are not options, such as `min_tile`, can be set by a program
     options = every_option(record_type)
     remaining = dict(values)
     plain = {}
@@ -361,14 +365,14 @@ def read_from(
     but: Collection[str] = (),
     **fields: Any,
 ) -> RecordT:
-    """A record, and the records in it, of those values that are their options.
+    """Make a record, and the records inside it, from those values that are their options.
 
     Args:
-        record_type: the record, each of whose nested records has a default.
-        values: by name; what the record takes is removed from it, so that what several
-            records leave is not an option of any.
-        but: names that it does not take.
-        **fields: values of fields as they stand.
+        record_type: type of the record; its nested records all have defaults.
+        values: values by name of the option. Those that are used are removed: what is
+            left at the end belongs to other records, or is no option at all.
+        but: names of options that are not used.
+        **fields: values of fields, which are not read, but taken as they are.
 
     Raises:
         UsageError: an option does not take its value.
@@ -384,11 +388,14 @@ def read_from(
 def _taken_from(
     values: dict[str, Any], record_type: type[Struct], but: Collection[str]
 ) -> dict[str, Any]:
-    """The fields of a record by those values that are its options; they are removed
-    from `values`, so that what is left in the end is not an option of any record.
+    """Read the values that are options of a record, and remove them from `values`.
 
     Args:
-        but: names that are left alone.
+        values: values by name of the option.
+        but: names of options that are left in `values`.
+
+    Returns:
+        The values of the record's fields, by name.
     """
     fields = {}
     for name, field_option in declared(record_type).items():
@@ -398,14 +405,14 @@ def _taken_from(
 
 
 def no_option(wrong: Iterable[str], options: Iterable[str]) -> UsageError:
-    """The error for keywords that do not exist.
+    """The error for keywords that are not options.
 
     Args:
-        wrong: at least one.
-        options: the names that there are.
+        wrong: the keywords, at least one.
+        options: names of all options.
     """
     names = list(wrong)
-    # the whole list is long, and a misspelt name is the usual mistake
+    # a misspelt name is the usual mistake: the whole list is the last resort
     every_name = sorted(options)
     hint = did_you_mean(names[0], every_name, f"there is {', '.join(every_name)}")
     return UsageError(f"no option {', '.join(names)}", hint)

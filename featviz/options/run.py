@@ -1,4 +1,4 @@
-"""The options of `run`, and those that several commands share: model, input, and
+"""The options of `run`, and the options that several commands share: model, input, and
 drawing."""
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from featviz.records.tables import (
 from featviz.text import safe_name
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
-"""How images are resized: what torchvision takes for pictures of Pillow and for tensors
-alike."""
+"""How images are resized: the methods that torchvision has both for Pillow's images and
+for tensors."""
 PAD_GREY = 0.4
-"""Between tiles unless the user says otherwise: neither the black in which maps begin,
-nor the grey (0.5) of a constant map."""
+"""Default grey level between tiles: neither the black of a map's smallest value, nor the
+grey (0.5) of a constant map."""
 
 # options that several commands have
 StageLayers = Annotated[
@@ -85,8 +85,8 @@ class ModelOptions(Struct, frozen=True):
         Arguments, option(MODEL, first=True, flags=("--model-arg",))
     ] = field(default_factory=dict)
     hparams: bool = False
-    """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args`
-    win."""
+    """Whether the hyper_parameters of a Lightning checkpoint are passed to the function
+    that builds the model. `model_args` of the same name override them."""
     trust: Annotated[bool, option(MODEL, first=True)] = False
     key: Annotated[str | None, option(MODEL, "KEY")] = None
     strip_prefix: Annotated[str | None, option(MODEL, "PREFIX")] = None
@@ -96,8 +96,8 @@ class ModelOptions(Struct, frozen=True):
     device: Annotated[str, option(MODEL, "DEVICE")] = "auto"
 
     def __post_init__(self) -> None:
-        """`@hparams` among the arguments is a field of its own."""
-        # a record is frozen, and this is still its making
+        """Move `@hparams` from `model_args` to the field `hparams`."""
+        # the record is frozen, but still being made here
         if HPARAMS in self.model_args:
             arguments = dict(self.model_args)
             del arguments[HPARAMS]
@@ -142,12 +142,12 @@ class InputOptions(Struct, frozen=True):
 
 
 class DrawOptions(Struct, frozen=True):
-    """How maps become a picture; names and meanings are torchvision's where it has the
-    option."""
+    """How maps become a picture. Options that torchvision has, too, have its names and
+    meanings."""
 
     normalize: Annotated[str, option(DRAWING, "MODE", first=True)] = "auto"
     cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "auto"
-    # torchvision's default of 8 makes a strip of 74 x 2306 pixels of 2048 maps of 7 x 7
+    # with torchvision's default of 8, 2048 maps of 7 x 7 make a strip of 74 x 2306 pixels
     nrow: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
     # None and 2 differ in the grey of the gaps, see `gap_grey`
     padding: Annotated[NonNegativeInt | None, option(DRAWING, default_text="2")] = None
@@ -157,7 +157,7 @@ class DrawOptions(Struct, frozen=True):
     ] = None
     scale: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
     min_tile: int = 32
-    """Pixels that the longer side of a tile should have, for `scale=None`."""
+    """Pixels that the longer side of a tile has at least if `scale` is None."""
     channels: Annotated[Channels | None, option(DRAWING, first=True)] = None
     max_slices: Annotated[PositiveInt, option(DRAWING)] = 16
     tensor_layout: TensorLayout = ()
@@ -172,20 +172,20 @@ class DrawOptions(Struct, frozen=True):
         None
     )
     figure: Annotated[bool, option(DRAWING)] = False
-    # the one format from which levels are read back, for tooltips and comparisons
+    # PNG is the only format from which levels are read back, for tooltips and comparisons
     format: Annotated[str, option(OUTPUT, choices=FORMATS)] = "png"
     flat: Annotated[bool, option(OUTPUT)] = False
     tensors: Annotated[str | None, option(OUTPUT, choices=("npy",))] = None
 
     @property
     def weighs(self) -> bool:
-        """Whether each picture is a class activation map, which takes a layer's output
-        and its gradient together."""
+        """Whether each picture is a class activation map: it needs a layer's output and its
+        gradient together."""
         return self.reduce in CLASS_MAPS
 
     @property
     def attends(self) -> bool:
-        """Whether each picture is made of the attention weights up to a layer."""
+        """Whether each picture is made from the attention weights up to a layer."""
         return self.reduce in ATTENTION_MAPS
 
     @property
@@ -196,22 +196,22 @@ class DrawOptions(Struct, frozen=True):
 
     @property
     def gap_grey(self) -> float:
-        """Grey level of the gaps, and of cells without a map, 0..1: make_grid's 0 where
-        `padding` is set."""
+        """Grey level of the gaps, and of cells without a map, 0..1. If only `padding` is
+        set, it is make_grid's 0."""
         if self.pad_value is not None:
             return self.pad_value
         return PAD_GREY if self.padding is None else 0.0
 
     def check(self) -> None:
-        """Refuse options that would do nothing beside `reduce`.
+        """Refuse options that have no effect together with `reduce`.
 
         Raises:
-            UsageError: `order`, `collapse`, `labels` or `channels` differs from its
-                default; beside pca also `normalize` or `cmap`.
+            UsageError: `reduce` is set, and `order`, `collapse`, `labels` or `channels`
+                differs from its default; for `pca` also `normalize` or `cmap`.
         """
         if self.reduce is None:
             return
-        # what has its default may have been left out, which nobody can tell apart
+        # an option with its default value may have been left out: it is allowed
         useless = ["order", "collapse", "labels", "channels"]
         if self.reduce == "pca":
             useless += ["normalize", "cmap"]
@@ -235,7 +235,7 @@ class PassOptions(Struct, frozen=True):
     )
     ablate: Annotated[Texts, option(GRADIENTS, "SELECTORS:C,C")] = ()
     edit: Annotated[Texts, option(GRADIENTS, "SELECTORS:WHAT")] = ()
-    seed: Seed = 0  # of noise: that of the model, which has the option
+    seed: Seed = 0  # for noise; --seed, an option of the model, sets it, too
 
     @property
     def gradients(self) -> bool:
@@ -244,20 +244,20 @@ class PassOptions(Struct, frozen=True):
 
     @property
     def interventions(self) -> list[tuple[str, str]]:
-        """All changes to the outputs of layers, in order: `ablate` or `edit`, and the
-        text."""
+        """All changes to the outputs of layers: first those of `ablate`, then those of
+        `edit`. Each is the name of the option and the text."""
         ablations = [("ablate", text) for text in self.ablate]
         return ablations + [("edit", text) for text in self.edit]
 
 
 class RunOptions(Struct, frozen=True):
-    """All options of `run` beside the model and the images."""
+    """All options of `run` except the model and the images."""
 
     layers: StageLayers = None
     out: Annotated[
         RunLocation, option(OUTPUT, "DIRECTORY", first=True, flags=("-o", "--out"))
     ] = Path("featviz-out")
-    """A path, or a `files.urls.Url` below which a copy of the run is kept."""
+    """A path; or a `files.urls.Url`, to which a copy of the run is uploaded."""
     overwrite: Overwrite = False
     resume: Annotated[bool, option(OUTPUT, first=True)] = False
     nul_separated: NulSeparated = False
@@ -272,23 +272,24 @@ class RunOptions(Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        """Where the run is written: `out`, or the folder with the last name of its URL,
-        in the current one."""
+        """The local folder of the run: `out`; or, if this is a URL, a folder with the
+        URL's last name in the current folder."""
         if self.mirror:
             return Path(safe_name(self.out.name))
         return Path(self.out)
 
     @property
     def mirror(self) -> Url | None:
-        """Where a copy of the run is kept."""
+        """The URL to which a copy of the run is uploaded; None if `out` is a path."""
         return self.out if isinstance(self.out, Url) else None
 
 
 def flag(name: str) -> str:
-    """What an option of `run` is called on the command line.
+    """The name of an option of `run` on the command line.
 
     Args:
-        name: in Python or in run.json; one that a later featviz may have is spelt alike.
+        name: its name in Python or in run.json. An unknown name, perhaps from a later
+            version of featviz, gets dashes, too.
     """
     options = every_option(ModelOptions, RunOptions)
     if name in options:

@@ -1,9 +1,9 @@
-"""What options take: how a value is read from text or from Python, and what help calls
-it.
+"""The values of options: how a value is read from text or from Python, and what help
+calls it.
 
-A reader raises ValueError, TypeError or AttributeError for what it cannot read;
-`Option.value` makes one message of all of them. One that knows better what is wrong
-raises UsageError."""
+A reader raises ValueError, TypeError or AttributeError for a value that it cannot read;
+`Option.value` turns all three into one message. A reader that can say more exactly what is
+wrong raises UsageError."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from featviz.records.types import Shard
 from featviz.text import quoted, ranges, read_ranges
 
 LONGEST_SIDE = 2**16
-"""Pixels; no image is larger, and its tensor would not fit into memory."""
+"""Pixels of a side at most. No real image is larger, and its tensor would not fit into
+memory."""
 HPARAMS = "@hparams"
-"""Among the arguments of a model: all those that a Lightning checkpoint holds."""
+"""Stands for all arguments of a model that a Lightning checkpoint holds."""
 
 
 @dataclass(frozen=True)
@@ -37,37 +38,38 @@ class ValueReader:
     """How the values of a type are read, and what they are called."""
 
     expects: str
-    """For messages: `a file, not a folder`."""
+    """What a value is, for messages: `a file, not a folder`."""
     read: Callable[[Any], Any]
-    """Takes what a user typed (a text, or a list of texts where it is repeatable), what
-    a TOML file holds, or what a program passes. Raises as the module says."""
+    """Takes what a user typed (a text, or a list of texts for a repeatable option), what a
+    TOML file holds, or what a program passes. Returns the value. Raises as the module's
+    docstring says."""
     metavar: str = ""
-    """For help: `FILE`."""
+    """Stands for a value in help: `FILE`."""
     repeatable: bool = False
-    """Whether it is a list, of which the option may be given once for each item."""
+    """Whether the value is a list, and the option may be given once for each item."""
     is_path: bool = False
-    """Whether a shell completes it with names of files."""
+    """Whether a shell completes the value with names of files."""
 
 
 def convert(value: Any, value_type: Any) -> Any:
-    """A value of a type, also from its text; numbers of numpy and torch become
-    Python's.
+    """Convert a value to a type. Numbers of numpy and torch become Python's.
 
     Args:
-        value: a text of the command line (`.5`, `true`), or whatever a program passes.
-        value_type: an annotation that msgspec understands, with its bounds.
+        value: a text from the command line (`.5`, `true`), or any object that a program
+            passes.
+        value_type: an annotation that msgspec understands; it may have bounds.
 
     Raises:
-        ValueError: a float that is not finite.
-        msgspec.ValidationError: another type, or out of its bounds.
+        ValueError: the value is a float that is not finite.
+        msgspec.ValidationError: the value is of another type, or out of bounds.
     """
-    # a number of numpy or torch is an array without axes, and msgspec knows neither
+    # a number of numpy or torch is an array without axes, which msgspec does not know
     plain = value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         plain = value.item()
     if isinstance(plain, str):
         plain = _number_or_text(plain)
-    # texts of a shell are read leniently (`true`), values of a program strictly
+    # a text may stand for another type (`true`), an object of a program may not
     converted = msgspec.convert(plain, value_type, strict=not isinstance(plain, str))
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ValueError(value)
@@ -75,8 +77,9 @@ def convert(value: Any, value_type: Any) -> Any:
 
 
 def _number_or_text(text: str) -> int | float | str:
-    """A number where Python takes the text for one: msgspec does not take `.5`."""
-    # int first: a large seed would lose its last digits as a float
+    """The number that a text is for Python, else the text itself. msgspec does not read
+    `.5`."""
+    # int first: as a float, a large seed would lose its last digits
     for number_type in (int, float):
         try:
             return number_type(text)
@@ -89,11 +92,11 @@ def split_list(value: Any) -> list[Any]:
     """The items of a list.
 
     Args:
-        value: a text (`224x224`, `.5,.5`, `1 2`), a number, or a sequence of these: an
-            option may be given once for each item, or once for some of them. An empty
-            text is one empty item, and so is what follows a last comma.
+        value: a text (`224x224`, `.5,.5`, `1 2`), a number, or a sequence of texts and
+            numbers, each of which may hold several items. An empty text is one empty
+            item, and after a comma at the end comes one more.
     """
-    # x is between sides as people type them, × as messages show them
+    # people type x between two sides, and messages show ×
     if isinstance(value, str):
         return re.split(r"\s*[\s,x×]\s*", value.strip().lower())
     if _is_number(value):
@@ -108,23 +111,23 @@ def split_list(value: Any) -> list[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is one number and no sequence of them; an array or tensor without
+    """Whether a value is one number, not a sequence of numbers. An array or tensor without
     axes is one number."""
     return not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
 
 
 def _read_size(value: Any) -> int | tuple[int, int]:
-    """A size in pixels, 1..LONGEST_SIDE.
+    """Read a size in pixels.
 
     Args:
-        value: a number, or one or two as `split_list` takes them.
+        value: one or two numbers, in a form that `split_list` takes.
 
     Returns:
-        One number, for the shorter side; or two, height and width.
+        One number, for the shorter side; or two numbers, height and width.
 
     Raises:
-        ValueError: more than two, or no whole numbers within the bounds
-            (msgspec.ValidationError is one).
+        ValueError: there are more than two numbers, or one is not a whole number from 1 to
+            LONGEST_SIDE (msgspec.ValidationError is a ValueError).
     """
     pixels = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
     numbers = [convert(item, pixels) for item in split_list(value)]
@@ -135,12 +138,13 @@ def _read_size(value: Any) -> int | tuple[int, int]:
 
 
 def _read_numbers(value: Any) -> tuple[float, ...]:
-    """Any number of finite numbers."""
+    """Read a list of finite numbers."""
     return tuple(convert(item, float) for item in split_list(value))
 
 
 def _read_captures(value: Any) -> tuple[str, ...]:
-    """Names of `KINDS`, each once, in the user's order."""
+    """Read names of `KINDS`: each once, in the user's order. ValueError for other names,
+    and for none."""
     names = [name for name in split_list(value) if name]  # a comma may end the list
     if not names or not set(names) <= set(KINDS):
         raise ValueError(value)
@@ -148,11 +152,11 @@ def _read_captures(value: Any) -> tuple[str, ...]:
 
 
 CHANNEL_RULES = ("top", "varied", "first", "spread")
-"""Rules that choose channels: those of the highest mean, those that vary most, the
-first, and evenly spread ones."""
+"""Rules that choose channels: those with the highest mean, those that vary most, the
+first ones, and evenly spread ones."""
 CHOSEN_UNLESS_COUNTED = 16
-"""Channels that a rule without a number chooses."""
-# nine digits: int() of thousands takes long, or raises
+"""How many channels a rule without a number chooses."""
+# at most nine digits: int() of thousands of digits takes long, or raises
 _CHANNEL_RULE = re.compile(rf"({'|'.join(CHANNEL_RULES)})(?::([1-9][0-9]{{0,8}}))?")
 
 
@@ -160,11 +164,11 @@ class ChannelChoice(NamedTuple):
     """Which channels of a tensor are drawn."""
 
     rule: str
-    """One of CHANNEL_RULES; empty where the channels are named."""
+    """One of CHANNEL_RULES; empty if channels are named by number."""
     most: int
-    """Channels that the rule chooses at most."""
+    """How many channels the rule chooses at most."""
     numbers: tuple[int, ...] = ()
-    """The channels that are named, in their order."""
+    """The named channels, in the order of the text."""
 
 
 @lru_cache(64)
@@ -175,12 +179,12 @@ def channel_choice(text: str) -> ChannelChoice:
         text: `12,40-43`, `top` or `varied:16`, in small letters.
 
     Returns:
-        The choice; whether a tensor has such channels is known when it is drawn.
+        The choice. Whether a tensor has these channels is not checked here.
 
     Raises:
-        ValueError: neither numbers nor a rule, or a rule with the number 0.
+        ValueError: the text is neither numbers nor a rule, or a rule has the number 0.
     """
-    # read for each picture, and a run has one text for all of them: cached
+    # cached, since a run reads the same text for each picture
     match = _CHANNEL_RULE.fullmatch(text)
     if match is None:
         return ChannelChoice("", 0, tuple(read_ranges(text)))
@@ -188,20 +192,20 @@ def channel_choice(text: str) -> ChannelChoice:
 
 
 def _read_channels(value: Any) -> str:
-    """Turn a text, a number or several numbers into a text that `channel_choice` reads;
-    ValueError where there is none."""
+    """Turn a text, a number or several numbers into a text that `channel_choice` reads.
+    ValueError if it cannot read the text."""
     if isinstance(value, str):
         text = value.strip().lower()
     else:
         numbers = [value] if _is_number(value) else value
         text = ranges(convert(number, NonNegativeInt) for number in numbers)
-    channel_choice(text)  # refuses what it cannot read
+    channel_choice(text)  # only for its ValueError
     return text
 
 
 def _read_names(value: Any) -> tuple[str, ...]:
-    """Names or globs, of one text or several with commas between them; () of empty
-    ones."""
+    """Read names or globs from one or several texts; each may hold several names with
+    commas between them. Empty names are left out."""
     names = []
     for text in read_texts(value):
         names += [name.strip() for name in text.split(",") if name.strip()]
@@ -209,35 +213,36 @@ def _read_names(value: Any) -> tuple[str, ...]:
 
 
 def _read_auto(value: Any) -> int | None:
-    """A number from 1 on; None for `auto`."""
+    """Read a whole number ≥ 1; None for `auto`."""
     if str(value).lower() == "auto":
         return None
     return int(convert(value, PositiveInt))
 
 
 def _read_path(value: Any) -> Path:
-    """A path of this machine, whether or not something is there.
+    """Read a local path. Nothing need exist there.
 
     Raises:
-        ValueError: it is neither text nor a path, or has a NUL, of which the system
-            knows no file.
-        UsageError: it is a URL.
+        ValueError: the value is neither text nor a path; or it contains NUL, which is not
+            allowed in paths.
+        UsageError: the value is a URL.
     """
     if not isinstance(value, (str, PathLike)) or "\0" in str(value):
         raise ValueError(value)
-    refuse_url(fspath(value))  # Path would make a folder `s3:` of it
+    refuse_url(fspath(value))  # Path would turn it into a folder `s3:`
     return Path(value)
 
 
 def _read_place(value: Any, is_folder: bool) -> Path:
-    """A path of a folder, or of a file. Nothing need be there.
+    """Read the path of a folder or of a file. Nothing need exist there.
 
     Args:
-        is_folder: whether it is to be a folder.
+        is_folder: True expects a folder, False a file.
 
     Raises:
-        ValueError: a file is there in place of a folder, or a folder in place of a file.
-        UsageError: it is a URL; or the system does not say what is there, since a name
+        ValueError: a file exists where a folder is expected, or a folder where a file is
+            expected; or `_read_path` raises.
+        UsageError: the value is a URL; or the system cannot look at the path, since a name
             is too long, or a folder may not be searched.
     """
     path = _read_path(value)
@@ -252,8 +257,8 @@ def _read_place(value: Any, is_folder: bool) -> Path:
 
 
 def _read_run_location(value: Any) -> Path | Url:
-    """Where a run directory is, or will be: a path, or the URL of a folder in an object
-    store."""
+    """Read where a run directory is, or will be: a path, or the URL of a folder in an
+    object store."""
     if isinstance(value, Url):
         return value
     if isinstance(value, str) and is_url(value):
@@ -262,9 +267,9 @@ def _read_run_location(value: Any) -> Path | Url:
 
 
 def _read_shard(value: Any) -> Shard:
-    """`2/8` as the second of eight, whose index is 1; digits of other scripts are
-    none."""
-    # not \d, which takes digits of all scripts
+    """Read a shard: `2/8` is the second of eight, with index 1. ValueError for another
+    text."""
+    # [0-9], since \d also matches digits of other scripts
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(value)
@@ -274,21 +279,20 @@ def _read_shard(value: Any) -> Shard:
 _INDEXED = re.compile(
     r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))"
 )
-"""A class or function with an index as in Python, `Conv2d[0]`, which is written
+"""A class or function with an index as in Python: `Conv2d[0]`. featviz writes this
 `Conv2d#0`."""
 
 
 def _read_selectors(value: Any) -> str:
-    """Selectors in one text, whose grammar `hooks.selectors.parse` reads when the layers
+    """Read selectors as one text. `hooks.selectors.parse` will check it when the layers
     are known."""
-    # Conv2d[0] is as Python writes it; as a glob it would match nothing. A program may
-    # pass a list of selectors.
+    # `Conv2d[0]` would be a glob that matches nothing. A program may pass a list.
     text = value if isinstance(value, str) else ",".join(value)
     return _INDEXED.sub(r"\1#\2", text)
 
 
 def _read_target(value: Any) -> str:
-    """A target, whose grammar `gradients.targets.parse` reads. A number alone is a
+    """Read a target as text. `gradients.targets.parse` will check it. A plain number is a
     class, as in other tools."""
     if not isinstance(value, str):
         value = convert(value, NonNegativeInt)
@@ -299,26 +303,27 @@ def _read_target(value: Any) -> str:
 
 
 def _read_weights(value: Any) -> str:
-    """`none` or `default` in any case; a file or the name of an entry, as it is."""
+    """Read `none` or `default`, in small or capital letters; or a file, or the name of an
+    entry."""
     text: str = fspath(value)
-    # anything else may be a path, whose letters count
+    # anything else may be a path: its letters stay as they are
     if text.lower() in ("none", "default"):
         return text.lower()
     return text
 
 
 def _read_arguments(value: Any) -> Mapping[str, Any]:
-    """Keyword arguments.
+    """Read keyword arguments.
 
     Args:
-        value: a mapping; or `KEY=VALUE`, once or several times, whose value is a Python
-            literal or else text. `@hparams` stands for those of a checkpoint.
+        value: a mapping; or one or several texts `KEY=VALUE`. VALUE is a Python literal,
+            or else a text. `@hparams` stands for the arguments in a checkpoint.
 
     Returns:
-        The values by name, of which a later one of the same name counts.
+        The values by name. If a name comes twice, the later value counts.
 
     Raises:
-        ValueError: a text without `=`, or with a key that is not a name in Python.
+        ValueError: a text has no `=`, or its key is not a name in Python.
     """
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return value
@@ -333,20 +338,21 @@ def _read_arguments(value: Any) -> Mapping[str, Any]:
             raise ValueError(value)
         try:
             arguments[key] = ast.literal_eval(text)
-        # `--model-arg act=gelu` without quotes; and a text that nests too deep
+        # a text without quotes, as in `--model-arg act=gelu`, or one that nests too deep
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             arguments[key] = text
     return arguments
 
 
 def read_texts(value: Any) -> tuple[str, ...]:
-    """The texts of an option that may be repeated.
+    """Read the texts of an option that may be repeated.
 
     Args:
-        value: one text, or a tuple or list of them, which may be empty.
+        value: one text, or a tuple or list of texts, which may be empty.
 
     Raises:
-        TypeError: it is something else; msgspec.ValidationError: so is an item.
+        TypeError: the value is something else.
+        msgspec.ValidationError: an item is not a text.
     """
     if isinstance(value, str):
         return (value,)
@@ -356,19 +362,19 @@ def read_texts(value: Any) -> tuple[str, ...]:
 
 
 def read_text(value: Any) -> str:
-    """A text, or a path as text."""
+    """Read a text, or a path as text."""
     return msgspec.convert(fspath(value), str)
 
 
-# The types of options. What msgspec knows of a type (its bounds) `options.fields` reads;
-# what needs a reader of its own has it in its annotation.
+# The types of options. msgspec knows plain types and their bounds, which `options.fields`
+# reads; other types have a reader in their annotation.
 
 
 def _typed(
     expects: str, read: Callable[[Any], Any], metavar: str = "", **flags: bool
 ) -> Meta:
-    """Annotate a type with its reader, which `options.fields` gets back. The arguments
-    are the fields of ValueReader."""
+    """Annotate a type with its ValueReader, for `options.fields`. The arguments are the
+    fields of ValueReader."""
     return Meta(extra={"reader": ValueReader(expects, read, metavar, **flags)})
 
 
@@ -380,7 +386,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Texts = tuple[str, ...]
 
 Size = Annotated[
-    int | tuple[int, int],  # the shorter side, or height and width
+    int | tuple[int, int],  # the shorter side; or height and width
     _typed(
         f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320",
         _read_size,
