@@ -551,7 +551,7 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
         message = (
             f"{path.name} is a Lightning checkpoint, and does not say of which class"
         )
-        hint = f"name the class: --arch {arch or 'net.py:CLASS'}"
+        hint = f"name the class: --arch {arch or weights.TO_FILL_IN}"
         hparams = content.get(_HPARAMS)
         if hparams:
             names = listed([quoted(name) for name in hparams], 8)
@@ -559,13 +559,19 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
             hint += " --model-arg @hparams"
         return LoadError(message, hint)
     message = f"{path.name} matches no torchvision architecture"
-    hint = "--arch says what its weights belong to: net.py:Net, timm:NAME or a name"
+    hint = (
+        f"--arch {weights.TO_FILL_IN} or --arch timm:NAME says what its weights are of"
+    )
+    add: tuple[str, ...] = ()
     if match.nearest:
         message += f"; {match.description}"
-        hint += "; --partial loads what fits into the nearest"
+        nearest = match.nearest[0].name
+        hint += f"; --partial loads what fits into {nearest}"
+        add = ("--arch", nearest, "--partial")
     if arch is not None:
         hint = f"{arch} has such modules"
-    return LoadError(message, hint, add=("--arch", arch or "net.py:Net"))
+        add = ("--arch", arch)
+    return LoadError(message, hint, add=add)
 
 
 # Names of torchvision and timm (extra `featviz[timm]`)

@@ -47,6 +47,10 @@ _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 _SCRIPT = "__main__."
 """What the names of classes begin with that the script defined which saved the file."""
 
+TO_FILL_IN = "FILE.py:CLASS"
+"""Stands in hints for a value of --arch that is not known. In capitals, since a command
+with a likely name would be copied as it stands."""
+
 # Files
 # -------------------------------------------------------------------------------------------
 
@@ -158,7 +162,7 @@ def _refused(path: Path, error: RefusedError) -> LoadError:
 def _class_at_hand(path: Path, names: Sequence[str]) -> str:
     """A value of --arch for a file that needs a class: `net.py:Net` for the first of the
     names whose code lies in the current folder or in the file's. If no code is found,
-    `FILE.py:CLASS`.
+    TO_FILL_IN.
 
     Args:
         path: The file.
@@ -175,12 +179,12 @@ def _class_at_hand(path: Path, names: Sequence[str]) -> str:
         for code in files:
             if f"class {class_name}" in read_code(code):
                 return f"{code}:{class_name}"
-    return "FILE.py:CLASS"
+    return TO_FILL_IN
 
 
 def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
     """A value of --arch for a file of weights, such as `net.py:Net`: the class in the
-    file's folder or the current folder whose code has `self.NAME` for each outermost
+    file's folder or the current folder whose methods have `self.NAME` for each outermost
     module of the tensors. None if there is no such class, or several.
 
     Args:
@@ -192,7 +196,10 @@ def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
     for code in (*path.parent.glob("*.py"), *Path().glob("*.py")):
         pieces = re.split(r"^class (\w+)", read_code(code), flags=re.MULTILINE)
         for class_name, body in zip(pieces[1::2], pieces[2::2], strict=True):
-            if modules <= set(re.findall(r"\bself\.(\w+)", body)):
+            # `self` may have another name in a method
+            own_names = {"self", *re.findall(r"\bdef \w+\(\s*(\w+)", body)}
+            attributes = re.findall(rf"\b(?:{'|'.join(own_names)})\.(\w+)", body)
+            if modules <= set(attributes):
                 # if both folders are the same, each class is found twice
                 fitting[code.name, class_name] = f"{code}:{class_name}"
     return fitting.popitem()[1] if len(fitting) == 1 else None
@@ -871,6 +878,10 @@ def load_weights(
             "the file is a whole model, which runs by itself: give it as MODEL, without"
             " --arch"
         )
+    elif not names & best.tensors.keys():
+        arch = class_beside(path, best.tensors)
+        if arch is not None:
+            instead = f"another --arch: {arch} has such modules"
     loaded = load_tensors(module, best.tensors, message, options, instead)
     return {**record(path), "taken": [*best.steps, loaded]}
 

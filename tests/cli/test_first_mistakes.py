@@ -104,6 +104,13 @@ MODELS = [
         "net.py:Sized has such modules: featviz look sized.pth p.png --arch"
         " net.py:Sized",
     ),
+    # the class that has the modules lies beside the file
+    (
+        "look net.py:Halving p.png --weights sized.pth",
+        "sized.pth does not fit net.py:Halving: 0 of 2 tensors; missing conv.weight,"
+        " conv.bias; unexpected stem.weight, stem.bias, head.weight, head.bias",
+        "another --arch: net.py:Sized has such modules",
+    ),
     # --partial would load nothing
     (
         "cam net.py:Halving p.png --weights seven.pth --partial",

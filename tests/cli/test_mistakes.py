@@ -278,7 +278,7 @@ MODELS = [
     (
         "run weights.pth cat.jpg",
         "matches no torchvision architecture",
-        "featviz run weights.pth cat.jpg --arch net.py:Net",
+        "--arch FILE.py:CLASS or --arch timm:NAME says what its weights are of",
     ),
     (
         "look Net cat.jpg",

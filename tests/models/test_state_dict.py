@@ -197,3 +197,17 @@ def test_no_neighbour_is_named_below_a_third(partial: bool, tmp_path: Path) -> N
         load(tmp_path / "few.pth", partial=partial)
     assert caught.value.message.endswith("matches no torchvision architecture")
     assert "--partial" not in str(caught.value.hint)
+
+
+@pytest.mark.medium
+def test_the_nearest_is_offered_in_part(tmp_path: Path) -> None:
+    """Where most tensors of an architecture are there, the hint is a command that runs."""
+    weights = models.squeezenet1_1().state_dict()
+    part = {name: weights[name] for name in weights if "features.3" not in name}
+    torch.save(part, tmp_path / "part.pth")
+    with pytest.raises(LoadError) as caught:
+        load(tmp_path / "part.pth")
+    assert caught.value.add == ("--arch", "squeezenet1_1", "--partial")
+    assert "loads what fits into squeezenet1_1" in str(caught.value.hint)
+    loaded = load(tmp_path / "part.pth", partial=True, arch="squeezenet1_1")
+    assert loaded.state_dict()["features.0.bias"].equal(part["features.0.bias"])

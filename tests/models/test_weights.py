@@ -160,6 +160,20 @@ def test_partial_weights_of_which_none_fits_are_an_error(tmp_path: Path) -> None
         load_weights(nn.Linear(2, 2), weights, tmp_path / "w.pth", options)
 
 
+def test_a_class_is_found_whatever_its_methods_call_self(tmp_path: Path) -> None:
+    """Python does not ask for the name `self`; an attribute of another name is none of the
+    class."""
+    (tmp_path / "net.py").write_text(
+        "class Short:\n"
+        "    def __init__(s, width):\n        s.stem = s.head = width\n"
+        "class Other:\n"
+        "    def __init__(s, net):\n        s.stem = net.head\n"
+    )
+    named = class_beside(tmp_path / "w.pth", ["stem.weight", "head.weight"])
+    assert named is not None
+    assert named.endswith("net.py:Short")
+
+
 def test_counters_of_a_profiler_are_weights_where_there_are_no_others() -> None:
     """Beside others they are left out, which is told."""
     counters = {"total_ops": torch.zeros(1), "conv.total_params": torch.zeros(1)}
