@@ -1,5 +1,5 @@
-"""From a MODEL string to a module on its device: files (whole models, programs, weights
-with the architecture that they belong to), names of torchvision and timm, and the
+"""Load the model that a MODEL string names, onto its device. It may be a file (a whole
+model, a program, or weights of a known architecture), a name of torchvision or timm, or the
 user's own code."""
 
 from __future__ import annotations
@@ -70,32 +70,35 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 _HUB_SECONDS = 4
 
 _OF_TRANSFORMERS = ("transformers.", "featviz.models.huggingface.")
-"""What the names of classes of transformers begin with; ours is for a part of a model."""
+"""Beginnings of the full names of classes of transformers, and of featviz's class for a part
+of such a model."""
 
-_HPARAMS = "hyper_parameters"  # where Lightning keeps the arguments of a class
+_HPARAMS = "hyper_parameters"
+"""The key under which Lightning keeps the arguments of a model's class in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module on its device, and how images become its input."""
+    """A model on its device, ready to be run, and how images become its input."""
 
     module: nn.Module
     preprocess: Preprocess
     device: torch.device
     source: Mapping[str, Any]
-    """For run.json; no absolute path."""
+    """What run.json says of the model; without absolute paths."""
     categories: tuple[str, ...] = ()
+    """The names of its classes in the order of their numbers; empty if they are not known."""
     scores: str | None = ""
-    """Where the output has the scores of classes: the key of a part of it; empty where
-    the whole output is scores, None where there are none."""
+    """The part of the output that has the scores of classes, by its key; empty if the whole
+    output is scores, None if no part is."""
     names_file: str = ""
-    """Where the user has named the classes: the file of --classes, or the list in short.
-    Empty where the names are the model's own."""
+    """The user's source of the names of classes: the file of --classes, or a short form of a
+    list. Empty if the names are the model's own."""
 
     @property
     def weights_note(self) -> str:
-        """What the title of a picture says behind the model's name: ` (random weights)`,
-        or nothing of other weights."""
+        """The text after the model's name in titles of pictures: ` (random weights)`; empty
+        for other weights."""
         return " (random weights)" if self.source.get("weights") == "none" else ""
 
 
@@ -105,15 +108,16 @@ def load_model(
     """Load a model, ready to be run.
 
     Args:
-        options: What to load, and from where; a LoadedModel is returned as it is.
+        options: The model to load. A LoadedModel is returned as it is.
         inputs: The user's choices for the model's input.
 
     Returns:
         The model on its device, with its preprocessing and the names of its classes.
 
     Raises:
-        LoadError: Where no model can be made of what the options name.
-        UsageError: Where the options name nothing, or do not go together.
+        LoadError: Where the model cannot be loaded.
+        UsageError: Where the options name something that does not exist, or do not go
+            together.
     """
     if isinstance(options, LoadedModel):
         return options
@@ -129,7 +133,7 @@ def load_model(
         }
     scores, categories = _classes(module)
     categories = categories or loaded.classes
-    # random weights know no classes
+    # outputs of random weights mean no classes, so they get no names
     if not categories and source.get("weights") != "none":
         categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
     return LoadedModel(
@@ -144,23 +148,24 @@ def load_model(
 
 
 def _on_device(module: nn.Module, spec: str, device: torch.device) -> nn.Module:
-    """The module out of its wrappers, on a device; in float32 where a CPU would compute in
-    half precision.
+    """Take a module out of its wrappers, and put it on a device. On a CPU, half precision
+    becomes float32.
 
     Args:
         module: The module, which is changed in place.
         spec: MODEL as it was typed, for messages.
-        device: Where it goes.
+        device: The device.
 
     Raises:
-        LoadError: Where its tensors have no values, or its wrappers have no end.
+        LoadError: Where the tensors of the module have no values, or a wrapper contains
+            itself.
     """
     refuse_meta(module)
-    # a file may hold a wrapper of itself, which has no end
+    # in a file a wrapper may contain itself, and `unwrapped` recurses without end
     with weights.as_load_errors(Path(spec)):
         module = weights.unwrapped(module)
     dtypes = {tensor.dtype for tensor in [*module.parameters(), *module.buffers()]}
-    # many operations have no half precision on a CPU
+    # on a CPU, many operations do not work in half precision
     if device.type == "cpu" and dtypes & {torch.float16, torch.bfloat16}:
         log.debug("half precision is cast to float32 on the CPU")
         module = module.float()
@@ -174,22 +179,22 @@ def _preprocess(
     seed: int,
     device: torch.device,
 ) -> Preprocess:
-    """How images become the model's input: by `--input`, by `--transform`, or by what
-    the model's source says. The module gets hooks that pass it what these options give
-    beside the image.
+    """Choose how images become the model's input: by `--input`, by `--transform`, or as the
+    model's source says. If these options or `--forward-arg` give further arguments of
+    forward, hooks are added to the module that pass them.
 
     Args:
         module: The model, on its device.
-        loaded: The same model as its source returned it, with what is known of images.
+        loaded: The same model as its source returned it.
         inputs: The user's options.
-        seed: Of random numbers in `--input` and `--forward-arg`.
-        device: Where tensors among the further arguments go.
+        seed: The seed of random numbers in `--input` and `--forward-arg`.
+        device: The device for tensors among the further arguments.
 
     Raises:
         UsageError: Where an option cannot be read, or does not go with the model.
         LoadError: Where the function of `--transform` cannot be imported, or fails.
     """
-    # read before anything else, since a misspelt value needs no model
+    # this is read first, so that a mistyped value is reported before other errors
     forward_arguments = arguments.parse(inputs.forward_args, seed)
     transform = None
     if inputs.input:
@@ -213,17 +218,17 @@ def adopt(
     inputs: InputOptions,
     classes: str | Path | Sequence[str] | None = None,
 ) -> LoadedModel:
-    """Take a module that the caller already has, on the device where it is, out of its
-    wrappers.
+    """Make a LoadedModel of a module that the caller already has. It stays on its device, and
+    is taken out of its wrappers.
 
     Args:
         module: The module.
-        inputs: The user's choices for its input.
-        classes: The names of its classes, or their file; by default its own.
+        inputs: The user's choices for its input. --transform and --forward-arg are texts
+            that only go with a MODEL string.
+        classes: The names of its classes, or a file with them; by default the module's own.
 
     Raises:
-        UsageError: Where `inputs` have --transform or --forward-arg, which are text for
-            a MODEL string, or do not go with the module; where the module has lazy
+        UsageError: Where `inputs` do not go with the module, the module has lazy
             parameters, or the file of the classes cannot be read.
     """
     if inputs.transform is not None:
@@ -236,7 +241,7 @@ def adopt(
         )
     module = weights.unwrapped(module)
     _refuse_lazy(module)
-    # a module without tensors runs on the CPU
+    # the device is that of the first tensor; without any tensor it is the CPU
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     source = {
         "kind": "module",
@@ -248,7 +253,7 @@ def adopt(
     names_file = ""
     if classes is not None:
         names = read_classes(classes)
-        # a list may have a thousand names
+        # a list may have a thousand names, so only the first is shown
         is_file = isinstance(classes, (str, Path))
         names_file = str(classes) if is_file else f"[{names[0]!r}, ...]"
     return LoadedModel(
@@ -263,8 +268,8 @@ def adopt(
 
 
 def refuse_meta(module: nn.Module) -> None:
-    """Refuse, with LoadError, a module with a tensor on the device meta: its layers can
-    be listed, but nothing drawn."""
+    """Raise a LoadError for a module with a tensor on the device meta, which has no values: its
+    layers could be listed, but not run."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
             where = "on the device meta, where tensors have no values"
@@ -275,8 +280,8 @@ def refuse_meta(module: nn.Module) -> None:
 
 
 def _refuse_lazy(model: nn.Module) -> None:
-    """Refuse, with UsageError, a caller's module with a layer that would get its size from
-    its first input: the module could not be given back as it was."""
+    """Raise a UsageError for a caller's module with a lazy layer, which gets its size from its
+    first input: after a run, the module could not be restored."""
     for name, module in model.named_modules():
         if any(map(is_lazy, module.parameters(recurse=False))):
             label = type(module).__name__
@@ -295,28 +300,29 @@ def fed(
     transform: UserTransform | None,
     forward_args: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
-    """The model with a function of the caller's as its preprocessing, or with further
-    arguments for its forward. Hooks of its module pass them, and are removed at the end of
-    the context.
+    """A context in which a model has another preprocessing, or gets further arguments of
+    forward. Hooks pass these arguments; they are removed at the end of the context.
 
     Args:
         model: The model.
-        inputs: Choices for the input, of which only `input_channels` and
-            `images_per_pass` count here.
-        transform: Takes the place of the model's own preprocessing; None keeps that.
+        inputs: Choices for the input; only `input_channels` and `images_per_pass` are used.
+        transform: The new preprocessing; None keeps the model's own.
         forward_args: Values by the names of forward's arguments.
 
+    Yields:
+        A LoadedModel with the same module.
+
     Raises:
-        UsageError: Where forward does not take these arguments, or the transform returns
-            one of them.
-        LoadError: Where the transform does not take an empty image.
+        UsageError: Where forward does not take one of the arguments, or the transform
+            returns it, too.
+        LoadError: Where the transform fails on an empty image.
     """
     preprocess = model.preprocess
     if transform is not None:
         preprocess = transform.preprocess(inputs.input_channels or 3)
     values = arguments.from_values(forward_args)
     if preprocess.transform is None:
-        # forward needs no image for an argument whose value the user gives
+        # an argument whose value the user gives is no image
         count = inputs.images_per_pass or images_per_forward(model.module, values)
         preprocess = replace(preprocess, inputs=count)
     preprocess, hooks = arguments.feed(
@@ -330,17 +336,17 @@ def fed(
 
 
 class _Classes(NamedTuple):
-    """What a model says of the classes that it tells apart."""
+    """What a model says of its classes."""
 
     scores: str | None
-    """Where its output has their scores: see `LoadedModel.scores`."""
+    """`LoadedModel.scores`."""
     names: tuple[str, ...] = ()
-    """In the order of their numbers; none where nobody has named them."""
+    """The names of the classes in the order of their numbers; empty if they have none."""
 
 
 def _classes(module: nn.Module) -> _Classes:
-    """Where a model's output has the scores of classes, and their names, as the library
-    of the model's class keeps them."""
+    """The part of a model's output with the scores of classes, and the names of the classes.
+    They are looked up where the library of the model's class keeps them."""
     module_class = type(module)
     package = module_class.__module__
     name = f"{package}.{module_class.__qualname__}"
@@ -356,23 +362,24 @@ def _classes(module: nn.Module) -> _Classes:
         scores = "logits" if is_classifier else None
         config = getattr(module, "config", None)
         return _Classes(scores, _class_names(getattr(config, "id2label", None)))
-    # num_classes is 0 where timm leaves out the classifier
+    # timm sets num_classes to 0 if it leaves out the classifier
     if getattr(module, "num_classes", None) == 0:
         return _Classes(None)
     return _Classes("")
 
 
 def _class_names(labels: Any) -> tuple[str, ...]:
-    """The names of a model's classes, in the order of their numbers; none where nobody
-    has named them.
+    """The names of a model's classes, in the order of their numbers. Empty if they are only
+    numbers, which a library has made up.
 
     Args:
-        labels: A mapping from the numbers 0 to N - 1 to names; anything else has none.
+        labels: A mapping from the numbers 0 to N - 1 to names. For any other value, there
+            are no names.
     """
     if not isinstance(labels, Mapping) or set(labels) != set(range(len(labels))):
         return ()
     names = tuple(printable(str(labels[number])) for number in range(len(labels)))
-    # what libraries make up
+    # libraries make up such names for classes without names
     if all(
         name in (f"{number}", f"LABEL_{number}") for number, name in enumerate(names)
     ):
@@ -385,9 +392,9 @@ def _class_names(labels: Any) -> tuple[str, ...]:
 
 
 def load_file(options: ModelOptions) -> Loaded:
-    """Load a model from a file: its weights into `options.arch`, else into what a
-    config.json beside it names; without these a whole model, or the weights into the
-    architecture of torchvision whose tensors they are.
+    """Load a model from a file. If `options.arch` or a config.json beside the file names an
+    architecture, the file's weights are loaded into that. Otherwise the file is a whole
+    model, or it has weights whose torchvision architecture is recognised.
 
     Raises:
         UsageError: Where an option does not go with the kind of the file.
@@ -401,7 +408,7 @@ def load_file(options: ModelOptions) -> Loaded:
             raise UsageError(f"--arch {text}", "leave --arch out")
         if file_format == ONNX:
             return load_onnx(path)
-        # a file alone does not say what an --arch or a config.json says
+        # an architecture that the user or a config.json names wins over the file itself
         arch = options.arch or _configured_arch(path, file_format)
         if arch is not None:
             return _load_weights_into(arch, path, options)
@@ -424,22 +431,23 @@ def load_file(options: ModelOptions) -> Loaded:
 def _load_content(
     content: Any, record: dict[str, Any], path: Path, options: ModelOptions
 ) -> Loaded:
-    """Load what a checkpoint holds where its weights are: a module, or tensors.
+    """Load a model from the content of a checkpoint: a module in it, or, if it only has
+    tensors, the architecture that these belong to.
 
     Args:
-        content: What `weights.read` returned.
-        record: Of the file, for run.json; gets what was taken of the checkpoint.
+        content: The result of `weights.read`.
+        record: What run.json says of the file. It is changed: "taken" is added.
         path: The file.
         options: How the model is loaded.
 
     Raises:
-        LoadError: Where no model can be made of it.
+        LoadError: Where no model can be made of the content.
     """
     state_dict = weights.find_weights(
         content, options.key, options.strip_prefix, options.ema, path.name
     )
     module = state_dict.module
-    # its tensors alone do not say how they are computed with
+    # the tensors of a module that could not be built do not say how it computes
     if isinstance(module, UnbuiltModule):
         raise module.refusal
     if module is None:
@@ -451,12 +459,12 @@ def _load_content(
 
 
 def _configured_arch(path: Path, file_format: str) -> str | None:
-    """The MODEL string of what a config.json beside a file names; None where there is no
-    such file, or the file is a program, which needs no architecture.
+    """The MODEL string for the architecture that a config.json beside a file names. None if
+    there is no such config.json, or the file is a program, which needs no architecture.
 
     Args:
         path: The file of a model or its weights.
-        file_format: Its format, as `sources.sniff` tells it.
+        file_format: The format of the file, from `sources.sniff`.
     """
     name = None if file_format == EXPORTED else architecture_beside(path)
     if name is None:
@@ -471,12 +479,12 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
     """Load the model that a MODEL string names, with the weights of a file.
 
     Args:
-        arch: A MODEL string, but not of a file.
+        arch: A MODEL string that does not name a file.
         path: The file of weights.
-        options: How the model is loaded; their `spec` and `weights` do not count.
+        options: How the model is loaded; `spec` and `weights` in them are not used.
 
     Raises:
-        UsageError: Where `arch` names a file, or nothing.
+        UsageError: Where `arch` names a file, or something that does not exist.
         LoadError: Where the model or its weights cannot be loaded.
     """
     source = source_of(arch, "--arch")
@@ -484,7 +492,7 @@ def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
         raise UsageError(
             f"--arch {arch!r} is a file of its own", "give a name or a factory"
         )
-    # `--arch NAME FILE` means the same as `NAME --weights FILE`, and is loaded as that
+    # `--arch NAME FILE` means the same as `NAME --weights FILE`
     loaded = load_source(
         structs.replace(options, spec=arch, arch=None, weights=str(path))
     )
@@ -543,10 +551,10 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
         content: All that the file holds.
         match: The weights, and the nearest architectures.
     """
-    # without a usual prefix, modules have the names of a class of the user's own
+    # without prefixes, the names may be those of a class in the user's code
     plain = weights.stripped_variants(match.state_dict)[-1]
     arch = weights.class_beside(path, plain.tensors)
-    # a Lightning checkpoint has the weights of a class of the user's own, too
+    # a Lightning checkpoint mostly has the weights of a class in the user's code
     if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
         message = (
             f"{path.name} is a Lightning checkpoint, and does not say of which class"
@@ -579,13 +587,13 @@ def _not_recognised(path: Path, content: Any, match: identify.Match) -> LoadErro
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
-    """Build a model of torchvision or timm (`load_timm` is the same function) with the
-    library's weights, a file's, or random ones.
+    """Build a model of torchvision or timm (`load_timm` is the same function) with weights of
+    the library or of a file, or with random weights.
 
     Raises:
         UsageError: Where the library has no such model or weights.
-        LoadError: Where the model cannot be built, or its weights cannot be fetched, or
-            do not fit.
+        LoadError: Where the model cannot be built, or its weights cannot be fetched or do
+            not fit.
     """
     is_timm = options.spec.startswith("timm:")
     name = options.spec.rpartition(":")[2]
@@ -598,7 +606,7 @@ def load_torchvision(options: ModelOptions) -> Loaded:
     path = Path(weights_name)
     if path.is_file():
         state_dict = weights.read_weights(path, options)
-        # a head of other classes would not fit the model that the name alone builds
+        # the file may be for another number of classes than the model's default
         sizes = {}
         if is_timm:
             sizes = _sizes_of(name, weights.stripped_variants(state_dict))
@@ -625,7 +633,7 @@ load_timm = load_torchvision
 
 @contextmanager
 def _random(seed: int) -> Iterator[None]:
-    """Random numbers of this seed; those of the caller are left as they are."""
+    """A context with random numbers of this seed. The caller's generator is not changed."""
     with torch.random.fork_rng(devices=()):  # models are made on the CPU
         torch.manual_seed(seed)
         yield
@@ -803,9 +811,12 @@ def _weights_entry(name: str, entries: Any, weights_name: str) -> Any:
 
 
 def architecture_beside(path: Path) -> str | None:
-    """What a `config.json` beside a file of weights names: `timm:NAME` or
-    `timm:NAME.TAG`; else the name of a class of transformers; None where it names neither,
-    where there is no such file, or where it cannot be read, which is logged."""
+    """The architecture that a `config.json` beside a file of weights names.
+
+    Returns:
+        `timm:NAME` or `timm:NAME.TAG`, or the name of a class of transformers. None if the
+        config names neither, does not exist, or cannot be read; the last is logged.
+    """
     try:
         config = read_json(path.with_name("config.json"))
     except FileNotFoundError:
@@ -820,7 +831,7 @@ def architecture_beside(path: Path) -> str | None:
         if isinstance(arch, str) and _timm().is_model(arch):
             pretrained = config.get("pretrained_cfg")
             tag = pretrained.get("tag") if isinstance(pretrained, dict) else None
-            # somebody's own weights may have a tag that timm lacks
+            # weights that timm did not publish may have a tag that timm does not know
             suffix = f".{tag}" if tag in _tags(arch) else ""
             return f"timm:{arch}{suffix}"
     match config.get("architectures"):
@@ -836,9 +847,9 @@ def _build_timm(
 
     Args:
         name: `resnet18` or `resnet18.a1_in1k`.
-        weights_name: `default`, a tag such as `a1_in1k`, or `none` for random ones.
-        seed: Of random weights.
-        arguments: Of `timm.create_model`, by name.
+        weights_name: `default`, a tag such as `a1_in1k`, or `none` for random weights.
+        seed: The seed of random weights.
+        arguments: The user's arguments of `timm.create_model`, by name.
 
     Returns:
         The module, and how its images are prepared.
@@ -867,20 +878,20 @@ def _build_timm(
 
 
 def _check_pretrained(name: str, config: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse a timm model without weights; warn where its weights are of another number
-    of classes.
+    """Check that timm has weights for a model. Warn if they are for another number of classes
+    than the user wants.
 
     Args:
-        name: Of the model with its tag.
-        config: timm's description of its weights; None where there are none.
-        arguments: Of `timm.create_model`.
+        name: The name of the model with its tag.
+        config: timm's description of the weights; None if there are none.
+        arguments: The user's arguments of `timm.create_model`.
 
     Raises:
         UsageError: Where timm has no weights for it.
     """
     if config is None or not config.has_weights:
         raise UsageError(f"timm has no weights for {name}", "--weights none, or a file")
-    # timm leaves the head out of the weights, and says nothing
+    # timm then loads no weights of the classifier, and does not say so
     num_classes = arguments.get("num_classes", config.num_classes)
     if num_classes not in (0, config.num_classes):
         log.warning(
@@ -892,15 +903,15 @@ def _check_pretrained(name: str, config: Any, arguments: Mapping[str, Any]) -> N
 
 
 def _hub_overlay(config: Any) -> dict[str, Any]:
-    """Where the weights of a timm model lie in the hub's cache, as an argument of
-    `create_model`; no argument where they are to be fetched. The hub's client would look
-    into the cache last, and ask the hub again and again for a minute.
+    """An argument of `create_model` with the path of the weights in the cache of Hugging Face's
+    hub; empty if the weights have to be fetched. Without it, and without a network, the hub's
+    client asks the hub for a minute before it looks into the cache.
 
     Args:
         config: timm's description of the weights.
 
     Raises:
-        OSError: Where they are not in the cache, and the hub does not answer within
+        OSError: Where the weights are not in the cache, and the hub does not answer within
             _HUB_SECONDS.
     """
     if not config.hf_hub_id:
@@ -924,8 +935,9 @@ def _timm_chain(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Chai
     """The preprocessing of a timm model.
 
     Args:
-        config: timm's description of the weights' input.
-        arguments: The user's for the builder; `in_chans` and `img_size` win over it.
+        config: timm's description of the input.
+        arguments: The user's arguments of the builder; `in_chans` and `img_size` win over
+            `config`.
     """
     channels, *size = config["input_size"]
     channels = int(arguments.get("in_chans", channels))
@@ -935,12 +947,12 @@ def _timm_chain(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Chai
 
 
 def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, int]:
-    """The arguments `num_classes` and `in_chans` with which a timm model gets the sizes
-    that its weights have; those that are the model's default are left out.
+    """The arguments `num_classes` and `in_chans` with which a timm model has the sizes of given
+    weights. An argument that equals the model's default is left out.
 
     Args:
-        name: The model's.
-        state_dicts: The weights as `weights.stripped_variants` returns them.
+        name: The name of the model.
+        state_dicts: The weights, as `weights.stripped_variants` returns them.
     """
     config = _timm().get_pretrained_cfg(_tagged(name, "none"))
     sizes = {}
@@ -952,7 +964,7 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
         if isinstance(layer, (tuple, list)) and layer:
             layer = layer[0]
         key = f"{layer}.weight"
-        # the last variant has the fewest prefixes, so its key is the model's own
+        # the names of the last variant have the fewest prefixes, as the model's names have
         shapes = [
             variant.tensors[key].shape
             for variant in state_dicts
@@ -974,16 +986,16 @@ def _timm() -> ModuleType:
 
 
 def _tagged(name: str, weights_name: str) -> str:
-    """The full name of a timm model: `resnet18.a1_in1k`, or `resnet18` where no tag of
-    weights is named.
+    """The full name of a timm model: `resnet18.a1_in1k`, or `resnet18` if no tag of weights is
+    given.
 
     Args:
-        name: With or without a tag.
+        name: The name of the model, with or without a tag.
         weights_name: A tag, `default` or `none`.
 
     Raises:
-        UsageError: Where timm has no such model, or no such weights of it, or two are
-            named.
+        UsageError: Where timm has no such model or no such weights for it, or where the
+            two parameters have different tags.
     """
     timm = _timm()
     arch, _, tag = name.partition(".")
@@ -1055,24 +1067,24 @@ def load_factory(options: ModelOptions) -> Loaded:
 def _made_by_code(
     options: ModelOptions, path: Path | None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that the user's code makes, and the hyper-parameters of a checkpoint that
-    its factory was called with.
+    """Make a model by the user's code. Returns the model, and the hyper-parameters of a
+    checkpoint with which the factory was called.
 
     Args:
         options: How the model is loaded.
-        path: The file of its weights, which may be a Lightning checkpoint; None where no
-            file is named.
+        path: The file of its weights, which may be a Lightning checkpoint; None if no file
+            is given.
 
     Raises:
         UsageError: Where there is no such code, or it does not take one of --model-arg.
-        LoadError: Where the import or the factory fails, or makes no module, or the
-            checkpoint lacks the hyper-parameters that are asked for.
+        LoadError: Where the import or the factory fails, the factory makes no module, or
+            `options` ask for hyper-parameters that the checkpoint does not have.
     """
     hparams = {}
     if options.hparams:
         hparams = _hyper_parameters(path, options.trust)
     with _random(options.seed):
-        # a module may also be made when its file is imported
+        # the name may also be that of a module, which was made during the import
         module = imported_object(options.spec)
         if isinstance(module, nn.Module):
             return module, hparams
@@ -1083,8 +1095,8 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
     """The arguments that a Lightning checkpoint keeps for the class of its model.
 
     Args:
-        path: The checkpoint; None where none is named.
-        trust: Let the file run what it holds.
+        path: The checkpoint; None if none is given.
+        trust: Let the file run code.
 
     Raises:
         LoadError: Where no checkpoint is named, or it has no such arguments.
@@ -1098,8 +1110,8 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
             "--weights names a Lightning checkpoint; or NAME=VALUE for each",
         )
     hparams = {str(name): value for name, value in hparams.items()}
-    # the name of the one argument that takes all of them; `kwargs` where each is an
-    # argument of its own
+    # hparams_name is the argument that takes them all as one dict; `kwargs` means that each
+    # is an argument of its own
     name = content.get("hparams_name")
     if isinstance(name, str) and name not in ("", "kwargs"):
         return {name: hparams}
@@ -1109,18 +1121,19 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
 def _made_by_factory(
     factory: Any, hparams: dict[str, Any], options: ModelOptions
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that a factory makes, and those of the hyper-parameters that it was called
-    with.
+    """Call a factory. Returns the model, and the hyper-parameters with which the factory was
+    called.
 
     Args:
         factory: The function or class that `options.spec` names.
-        hparams: Of a checkpoint, by name; those that the factory has no argument for are
-            left out.
-        options: Whose `model_args` the factory gets, too; they win over `hparams`.
+        hparams: The hyper-parameters of a checkpoint, by name. Those for which the factory
+            has no argument are left out.
+        options: How the model is loaded: `model_args` are passed to the factory, too, and
+            win over `hparams`.
 
     Raises:
-        LoadError: Where it is not callable, fails, or makes no module.
-        UsageError: Where it does not take one of --model-arg.
+        LoadError: Where the factory is not callable, fails, or makes no module.
+        UsageError: Where the factory does not take one of --model-arg.
     """
     spec = options.spec
     if not callable(factory):
@@ -1129,7 +1142,7 @@ def _made_by_factory(
             "name a function or a class",
         )
     try:
-        # as Lightning itself chooses them
+        # Lightning itself leaves out those without an argument
         if hparams and not arguments.takes_any_name(factory):
             names = arguments.argument_names(factory)
             hparams = {name: hparams[name] for name in hparams if name in names}

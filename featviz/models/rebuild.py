@@ -1,13 +1,12 @@
-"""From inert stand-ins (`models.inert`) to weights, and to whole modules.
+"""Make weights and whole modules out of inert stand-ins (`models.inert`).
 
-What a file holds beside its weights (meters, configurations) is left out, with the
-reason. But a module is made with all of its attributes or not at all: then there is an
-UnbuiltModule, a dict of those attributes that could be made.
+Other things in a file (meters, configurations) that cannot be made are left out, with the
+reason. But a module is made with all of its attributes or not at all. If it cannot be made,
+an UnbuiltModule takes its place: a dict of those attributes that could be made.
 
-A module is `object.__new__` of a class that is listed here, with attributes of which
-each was made here, too. So no constructor runs; a class that a module keeps (`norm_layer`)
-is replaced by one that cannot be called; and of functions it keeps only those of
-`_FUNCTIONS`."""
+A module is made by `object.__new__` of a class that is listed here, and its attributes are
+made here, too. So no constructor runs. A class that a module keeps (`norm_layer`) is
+replaced by one that cannot be called, and a function must be one of `_FUNCTIONS`."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ log = logging.getLogger(__name__)
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
 _OPTIONAL = ("timm.models.", "timm.layers.", *_YOLO)
 _PACKAGES = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", *_OPTIONAL)
-"""Where classes of modules were read. Of the values that a module keeps, their forward
-methods call only modules, functions of the lists below and forward methods; none evaluates
-text, opens a file or imports."""
+"""Packages whose classes of modules were reviewed. Of the values that a module keeps, their
+forward methods call only modules, functions of the lists below and forward methods; none
+evaluates text, opens a file or imports."""
 
 _MODULES = (
     "torch.ao.nn.quantized.modules.functional_modules.FloatFunctional",
@@ -48,7 +47,7 @@ _MODULES = (
     "torch.nn.parallel.data_parallel.DataParallel",
     "torch.optim.swa_utils.AveragedModel",
 )
-"""Classes of modules elsewhere."""
+"""Classes of modules in other packages that were reviewed."""
 
 _HELPERS = (
     "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",
@@ -93,8 +92,8 @@ _SETTERS = (
     "timm.layers.ml_decoder",
     "ultralytics.nn.modules.block",
 )
-"""Where `__setstate__` was read: there it fills in what older files lack, and does nothing
-else."""
+"""Python modules whose `__setstate__` methods were reviewed: they only fill in attributes that
+older files lack."""
 
 _OWN_FORWARDS = (
     "forward",
@@ -103,31 +102,30 @@ _OWN_FORWARDS = (
     "forward_split",
     "forward_split_cat",
 )
-"""Methods of a module that Ultralytics, and timm's FasterNet, put in the place of its
-forward."""
+"""Methods by which Ultralytics, and timm's FasterNet, replace the forward of a module."""
 
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+", re.ASCII)
 _NUMBER_TYPE = re.compile(r"f[248]|[iu][1248]|b1")
 _MEMBER = re.compile(r"[^.\0\ud800-\udfff]+")
-"""Names of parameters, buffers and children: torch wants no dots, and they become parts of
-file names."""
+"""Names of parameters, buffers and children. They have no dots, which torch does not allow,
+and they become parts of file names."""
 
 _KEY_TYPES = (bool, int, float, str, bytes, type(None))
 _PLAIN_ATTRIBUTES = (bool, int, float, str, type(None), Tensor)
 _BYTES_BESIDE = 64 * 2**20
-"""Bytes that a tensor may have beyond four times those of its storage, since it may be
-expanded (strides of 0)."""
+"""A tensor may have four times the bytes of its storage, plus these. It may be larger than
+its storage if it is expanded (strides of 0)."""
 _MAX_MODULES = 20_000
-"""Modules of a model, each as often as it is reached: shared ones make a small file
-endless."""
+"""The most modules of a model. A shared module counts each time: shared modules inside shared
+modules would make a small file endless."""
 
 
 class RefusedError(Exception):
-    """Something in a file is not made: it is on no list, or it is broken.
+    """A value in a file cannot be made: it is on no list here, or it is broken.
 
     Args:
         message: A predicate, whose subject is the file: `holds a ...`.
-        names: Classes and functions that the file would need, and no list here has.
+        names: The classes and functions that the file needs and that are on no list here.
     """
 
     def __init__(self, message: str, names: Iterable[str] = ()) -> None:
@@ -136,11 +134,11 @@ class RefusedError(Exception):
 
 
 class UnusableTensorError(RefusedError):
-    """A tensor without its data, for which the whole file is refused."""
+    """A tensor in a file has no data. Then the whole file is refused."""
 
 
 class UnbuiltModule(dict[Any, Any]):
-    """The attributes of a module that was not made, and why it was not."""
+    """The attributes of a module that could not be made, and the reason in `refusal`."""
 
     def __init__(self, attributes: dict[Any, Any], refusal: RefusedError) -> None:
         super().__init__(attributes)
@@ -148,18 +146,18 @@ class UnbuiltModule(dict[Any, Any]):
 
 
 def rebuild(content: Any) -> Any:
-    """Make values of what `inert.read` returned.
+    """Make the values that the stand-ins in a file stand for.
 
     Args:
-        content: Stand-ins, and containers of them.
+        content: The result of `inert.read`: stand-ins, and containers of them.
 
     Returns:
-        Containers of data, tensors and modules; an UnbuiltModule stands for a module
-        that needs more than is listed here.
+        Containers of data, tensors and modules. A module that needs something that is not
+        listed here is an UnbuiltModule.
 
     Raises:
-        RefusedError: Where the content itself cannot be made, or something in it was left
-            out and what remains has no weights.
+        RefusedError: Where the content itself cannot be made; or where something was left
+            out, and the rest has no weights.
     """
     builder = Builder()
     value = builder.build(content)
@@ -190,36 +188,36 @@ class _Built(NamedTuple):
     """The result of making the value of a stand-in."""
 
     value: Any
-    """A value, or the RefusedError in its place."""
+    """The value, or a RefusedError if it could not be made."""
     reason: RefusedError | None
-    """Why something in the value was left out; None where it is complete."""
+    """Why something in the value was left out; None if it is complete."""
 
 
 class Builder:
-    """Makes the values of the stand-ins of one file, each once: what was shared in the file
-    is shared again."""
+    """Makes the values of the stand-ins of one file. Each value is made once, so that objects
+    which were shared are shared again."""
 
     def __init__(self) -> None:
         self.reasons: list[RefusedError] = []
-        """Why something was left out: an error for each time that it was met."""
+        """Why values were left out: an error for each time that such a value was met."""
         self._built: dict[int, _Built] = {}
-        """By the id of the stand-in."""
+        """The values that were made, by the id of the stand-in."""
 
     def build(self, value: Any) -> Any:
-        """The value of a stand-in, made when it is met first.
+        """The value of a stand-in. It is made at the first call, and cached.
 
         Args:
-            value: A stand-in, or anything that `inert.read` returns.
+            value: A stand-in, or anything else that `inert.read` returns.
 
         Raises:
-            RefusedError: Where it cannot be made, each time that it is met.
+            RefusedError: Where it cannot be made; also at each later call.
+            RecursionError, FeatvizError: As from `_attempt`.
         """
         if type(value) in _KEY_TYPES or type(value) is Storage:
             return value
         built = self._built.get(id(value))
         if built is None:
-            # while the value is made, this error stands for it: a value that contains
-            # itself meets the error
+            # this error is the value until it is made, for a value that contains itself
             itself = RefusedError("holds a value that contains itself")
             self._built[id(value)] = _Built(itself, None)
             before = len(self.reasons)
@@ -234,13 +232,13 @@ class Builder:
         return built.value
 
     def _attempt(self, value: Any) -> Any:
-        """Make the value of a stand-in. Where it is refused, return the error, which
+        """Make the value of a stand-in. If it cannot be made, return a RefusedError, which
         `build` raises each time that the stand-in is met.
 
         Raises:
-            UnusableTensorError: Where a tensor in it lacks its data.
-            RecursionError: Where it is nested too deep.
-            FeatvizError: Where a library that has its class cannot be imported.
+            UnusableTensorError: Where a tensor in it has no data.
+            RecursionError: Where values are nested too deep.
+            FeatvizError: Where the library of its class cannot be imported.
         """
         try:
             if type(value) in (list, tuple):
@@ -254,30 +252,31 @@ class Builder:
             raise
         except RefusedError as error:
             return error
-        except Exception as error:  # what makes it does not take these arguments
+        except Exception as error:  # the file's arguments for the value are wrong
             reason = quoted(error)
             return RefusedError(f"holds a broken {_name_of(value)}: {reason}")
 
     def called(self, made: Made) -> Any:
-        """The value of a call, by the first of the lists that has what is called; without
-        a list a module is an UnbuiltModule, and a dict of another class a plain dict.
+        """The value of a call in a file, such as an object of a class. The function or class
+        that is called must be on one of the lists. If it is on none, a module becomes an
+        UnbuiltModule, and a dict of another class a plain dict.
 
         Raises:
-            RefusedError: Where what is called is on no list, and makes neither of the two;
-                or where a tensor is not plain.
+            RefusedError: Where the call is on no list, and makes no module or dict; or
+                where it makes a special tensor (sparse, quantised).
         """
         name = made.maker.text
         if name in _BY_STAND_IN:
             return _BY_STAND_IN[name](self, made)
         if name in _BY_ARGUMENTS:
-            # functools.partial and numpy's arrays have all in a state, which is a tuple
+            # functools.partial and numpy's arrays have their arguments in a state, a tuple
             state = made.states[-1] if made.states else made.arguments
             return _BY_ARGUMENTS[name](*self.elements(state))
         if name in _ENUMS:
             return _imported(name)(*made.arguments)
         if name in _HELPERS:
             return self._object(made, _imported(name))
-        # with arguments it is a call of the constructor, which torch.save never writes
+        # arguments would mean a call of the constructor, which torch.save never writes
         module_class = None if made.arguments else _module_class(name)
         state = made.states[-1] if made.states else None
         if module_class or "_modules" in [key for key, _ in _pairs(state)]:
@@ -286,15 +285,15 @@ class Builder:
             raise RefusedError(f"holds a tensor that is not plain ({name})")
         if not made.pairs:
             raise _needs([name])
-        # a dict of somebody's own class serves as a plain one, but not in a module
+        # a dict of an unknown class is replaced by a plain one, except inside a module
         self.reasons.append(_needs([name]))
         return self.mapping(made)
 
     def elements(self, values: Iterable[Any]) -> list[Any]:
-        """The values of a list's stand-ins; None for each that is left out.
+        """The values of several stand-ins; None for each value that is left out.
 
         Raises:
-            UnusableTensorError: Where a tensor in it lacks its data.
+            UnusableTensorError: Where a tensor in them has no data.
         """
         built = []
         for value in values:
@@ -306,10 +305,10 @@ class Builder:
         return built
 
     def mapping(self, made: Made) -> dict[Any, Any]:
-        """The value of a dict of any class: a plain dict, without what is left out.
+        """The value of a dict of any class: a plain dict, without values that are left out.
 
         Raises:
-            UnusableTensorError: Where a tensor in it lacks its data.
+            UnusableTensorError: Where a tensor in it has no data.
         """
         built = {}
         pairs = [*made.pairs]
@@ -325,11 +324,10 @@ class Builder:
 
     def key(self, value: Any) -> Any:
         """The value of a key of a dict, or of an element of a set: a number, a text, or a
-        tuple of these.
+        tuple of these. Anything else is refused, since its hash could recurse too deep.
 
         Raises:
-            RefusedError: Where it is anything else. Its hash could nest as deep as the file
-                says.
+            RefusedError: Where it is anything else.
         """
         key = self.build(value)
         for element in key if type(key) is tuple else [key]:
@@ -338,35 +336,35 @@ class Builder:
         return key
 
     def _leave_out(self, error: RefusedError) -> None:
-        """Note why something is left out; a tensor without its data is raised again,
-        since the whole file is refused for it."""
+        """Note why a value is left out. But the error of a tensor without data is raised, since
+        the whole file is refused then."""
         if isinstance(error, UnusableTensorError):
             raise error
         self.reasons.append(error)
 
     def has_weights(self) -> bool:
-        """Whether any tensor, array or module was made so far."""
+        """Whether a tensor, an array or a module was made so far."""
         types = (Tensor, np.ndarray, nn.Module, UnbuiltModule)
         return any(isinstance(built.value, types) for built in self._built.values())
 
     def _module(
         self, made: Made, module_class: type | None
     ) -> nn.Module | UnbuiltModule:
-        """A module if it can be made completely; otherwise a dict of its attributes.
+        """A module if it can be made completely; otherwise an UnbuiltModule.
 
         Args:
-            made: Its stand-in.
-            module_class: Its class; None where that is not listed.
+            made: The stand-in of the module.
+            module_class: The class of the module; None if it is not listed.
 
         Raises:
-            UnusableTensorError: Where a tensor in it lacks its data.
+            UnusableTensorError: Where a tensor in the module has no data.
         """
         before = len(self.reasons)
         try:
             if module_class is None:
                 raise _needs([made.maker.text])
             module: nn.Module = self._object(made, module_class)
-            # whatever was left out of it, now or where it was met before, has a reason
+            # a value that was left out of it adds a reason, also if it was met before
             if len(self.reasons) == before:
                 _check_module(module)
                 return module
@@ -377,19 +375,19 @@ class Builder:
         return UnbuiltModule(state or {}, refusal)
 
     def _object(self, made: Made, made_class: type) -> Any:
-        """An object of a listed class with the attributes that the file says; no
-        constructor runs.
+        """An object of a listed class with the attributes in the file. Its constructor does not
+        run.
 
         Raises:
-            RefusedError: Where the file makes it as `torch.save` does not, or its
-                attributes do not fit.
+            RefusedError: Where the file makes the object in another way than `torch.save`,
+                or an attribute is refused.
         """
         if made.arguments or made.items or made.pairs or len(made.states) > 1:
             raise RefusedError(
                 f"makes a {made_class.__name__} in a way that torch.save does not"
             )
         built: Any = object.__new__(made_class)
-        # an object without attributes (torchvision's ToTensor) has no state in the file
+        # the file has no state for an object without attributes (torchvision's ToTensor)
         state = dict(self.build(made.states[0])) if made.states else {}
         attributes = {
             name: _accepted_attribute(made, built, name, value)
@@ -398,10 +396,10 @@ class Builder:
         if not isinstance(built, nn.Module):
             vars(built).update(attributes)
             return built
-        # hooks and children, also where the file has none
+        # every module needs dicts of hooks and children, which the file may lack
         vars(built).update(vars(nn.Module()))
         try:
-            # of a list of those that were read: they fill in what older files lack
+            # this method was reviewed (_SETTERS): it fills in what older files lack
             built.__setstate__(attributes)  # type: ignore[no-untyped-call]
         except Exception as error:
             raise _broken(made_class) from error
@@ -409,7 +407,7 @@ class Builder:
 
 
 class OwnForward(NamedTuple):
-    """A method that a file has in the place of a module's forward."""
+    """A method by which a file replaces the forward of a module."""
 
     owner: Made
     """The stand-in of the module whose method it is."""
@@ -418,65 +416,66 @@ class OwnForward(NamedTuple):
 
 
 class KeptClass(type):
-    """The metaclass of empty classes, each of which stands for a class that a module keeps:
-    none of them can be called."""
+    """The metaclass of empty classes that cannot be called. Each stands for a class that a
+    module keeps as an attribute."""
 
     def __call__(cls, *arguments: object, **keywords: object) -> Any:
-        """Refuse, with RefusedError."""
+        """Raise a RefusedError."""
         raise RefusedError(f"calls {cls.__name__}, which torch.save only keeps")
 
 
 _FRESH = vars(nn.Module())
-"""The attributes of any module."""
+"""The attributes that every module has."""
 _CONTENTS: dict[str, Any] = {
     "_parameters": Tensor,
     "_buffers": Tensor,
     "_modules": nn.Module,
 }
-"""The attributes with a module's parameters, buffers and children, and what these are."""
+"""The attributes with a module's parameters, buffers and children, and the types of these."""
 _HOOKS = {name for name, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys()
 """The other dicts among a module's attributes, all of which hold functions."""
 _MISSING = object()
 
 
 def _check_module(module: nn.Module) -> None:
-    """Refuse, with RefusedError, a module that fails in what every command does first with
-    one: go through its tensors, move them, and read its settings."""
+    """Raise a RefusedError for a module that would fail in the first steps of every command:
+    listing its tensors, moving them to a device, and reading its settings."""
     reached = module.named_modules(remove_duplicate=False)
     if any(True for _ in itertools.islice(reached, _MAX_MODULES, None)):
         raise RefusedError(f"holds a {type(module).__name__} of too many modules")
     try:
-        # What is inside it was checked when it was made. Going through all of it at each
-        # level took as long as reading the file (EfficientNet-B4: 0.5 s).
+        # Only this module is checked, since those inside it were checked when they were
+        # made. Checking all at each level took as long as reading the file
+        # (EfficientNet-B4: 0.5 s).
         module._save_to_state_dict({}, "", keep_vars=True)
-        # what `.to` does, without changing a tensor
+        # this is what `.to` does, but it changes no tensor
         if type(module)._apply is nn.Module._apply:
             module._apply(_itself, recurse=False)  # type: ignore[no-untyped-call]
         else:  # nn.LSTM lists its weights anew, Ultralytics changes its head, too
             module.to(non_blocking=False)
-        # reads the settings of a layer, which others rely on
+        # extra_repr reads the layer's settings, which forward needs, too
         module.extra_repr()
-    except Exception as error:  # whatever a state that a file made up leads to
+    except Exception as error:  # a state that is made up can raise anything
         raise _broken(type(module)) from error
 
 
 def _itself(tensor: Tensor) -> Tensor:
-    """The tensor that it is given."""
+    """Return the argument unchanged."""
     return tensor
 
 
 def _accepted_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
-    """The value that an object gets for an attribute. Mostly it is that of the file; the
-    name of a forward method becomes the method.
+    """The value for an attribute of an object: mostly the file's value. An OwnForward becomes
+    the method that it names, and empty dicts of hooks become new ones.
 
     Args:
         made: The stand-in of the object.
-        built: The object, without attributes as yet.
-        name: Of the attribute; a file may say anything here.
-        value: What was made of what the file says.
+        built: The object, which has no attributes yet.
+        name: The name of the attribute in the file, which may be any value.
+        value: The value in the file, made by Builder.
 
     Raises:
-        RefusedError: Where it could run code, or does not fit.
+        RefusedError: Where the value could run code, or is impossible for this attribute.
     """
     made_class = type(built)
     if name in _CONTENTS:
@@ -489,7 +488,7 @@ def _accepted_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
                 " file says"
             )
         return type(_FRESH[name])()
-    # Ultralytics replaces the forward of fused layers by another of their methods
+    # in fused layers, Ultralytics replaces forward by another method of the layer
     if name == "forward" and type(value) is OwnForward and value.owner is made:
         return MethodType(inspect.getattr_static(made_class, value.name), built)
     _refuse_shadow(made_class, name, value)
@@ -497,18 +496,18 @@ def _accepted_attribute(made: Made, built: Any, name: Any, value: Any) -> Any:
 
 
 def _check_contents(module_class: type, group: str, contents: Any) -> None:
-    """Refuse parameters, buffers or children that no module can have.
+    """Check the parameters, buffers or children of a module.
 
     Args:
-        module_class: For messages.
+        module_class: The class of the module, for messages.
         group: A key of _CONTENTS.
-        contents: What the file says; it should be a dict by names.
+        contents: The value in the file, which should be a dict by names.
 
     Raises:
         RefusedError: Where a name or a value in it is impossible.
         AttributeError: Where it is not a dict; `Builder` refuses the module then.
     """
-    # names are paths of layers, and of files: `a.b` would be another layer
+    # names become paths of layers and of files: `a.b` would be the path of another layer
     for name, content in contents.items():
         if type(name) is not str or not _MEMBER.fullmatch(name):
             raise RefusedError(
@@ -519,16 +518,17 @@ def _check_contents(module_class: type, group: str, contents: Any) -> None:
 
 
 def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
-    """Refuse, with RefusedError, an attribute in the place of one that the class defines.
-    Only a plain value (a number, a text, a tensor, a list of these) may replace another,
-    and no method.
+    """Raise a RefusedError for an attribute that hides one of the class. A plain value (a
+    number, a text, a tensor, a list of these) may do so, but it must not hide a method.
 
     Args:
-        made_class: Of the object.
-        name: Of the attribute.
-        value: What was made of what the file says.
+        made_class: The class of the object.
+        name: The name of the attribute.
+        value: The value in the file, made by Builder.
     """
-    if name == "type" and type(value) is str:  # Ultralytics' own, over nn.Module.type
+    if (
+        name == "type" and type(value) is str
+    ):  # Ultralytics hides nn.Module.type by a text
         return
     default = inspect.getattr_static(made_class, name, _MISSING)
     values = value if isinstance(value, (list, tuple)) else [value]
@@ -543,7 +543,7 @@ def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
 
 
 def _broken(module_class: type) -> RefusedError:
-    """The error for a module in a state that no constructor would have made."""
+    """The error for a module whose attributes no constructor would have made."""
     return RefusedError(
         f"holds a broken {module_class.__name__}: it lacks parts of an"
         " nn.Module, or contains itself"
@@ -555,8 +555,8 @@ def _broken(module_class: type) -> RefusedError:
 
 
 def _joined(errors: Sequence[RefusedError]) -> RefusedError:
-    """One error for several: for all names that they need, or the first of them where they
-    need none."""
+    """Join several errors to one, which has all names that they need. If they need no names,
+    return the first error."""
     names = {name for error in errors for name in error.names}
     if names:
         return _needs(names)
@@ -572,15 +572,16 @@ def _needs(names: Iterable[str]) -> RefusedError:
 
 
 def _name_of(value: Any) -> str:
-    """The name of what a stand-in is made by; of anything else the name of its type."""
+    """The name of the class or function that makes a stand-in's value; for any other value the
+    name of its type."""
     if type(value) is Made:
         return value.maker.text
     return type(value).__name__
 
 
 def _named(name: str) -> Any:
-    """The value of a name that is not called: a type of numbers, a function of _FUNCTIONS,
-    or a KeptClass for a class of modules.
+    """The value of a name in a file that is not called there: a dtype of torch, a function of
+    _FUNCTIONS, or a KeptClass for a class of modules.
 
     Raises:
         RefusedError: Where the name is on no list.
@@ -597,9 +598,9 @@ def _named(name: str) -> Any:
 
 
 def _module_class(name: str) -> Any:
-    """The class of modules that a file names, if objects of it may be made: it is below
-    _PACKAGES or in _MODULES, there is such a class, and it has no `__new__` of its own and
-    a `__setstate__` of _SETTERS. None otherwise."""
+    """The class of modules with a name, if objects of it may be made; else None. It must be
+    below _PACKAGES or in _MODULES, must exist, must not define `__new__`, and its
+    `__setstate__` must be one of _SETTERS."""
     name = _RENAMED.get(name, name)
     is_below = name.startswith(_PACKAGES) and _NAME.fullmatch(name)
     if name not in _MODULES and not is_below:
@@ -610,7 +611,7 @@ def _module_class(name: str) -> Any:
         return None
     if type(module_class) is not type or not issubclass(module_class, nn.Module):
         return None
-    # A module may have imported the class from elsewhere, where nobody has read it. One
+    # The name may be an import of a class of another package, which was not reviewed. A class
     # that has moved within Ultralytics (files of 8.0.100) is still below its packages.
     home = f"{module_class.__module__}."
     if name not in _MODULES and not home.startswith(_PACKAGES):
@@ -623,10 +624,11 @@ def _module_class(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """What a name of the lists above stands for, imported.
+    """Import the class or function with a name. It must be one of the lists above, since
+    importing can run code.
 
     Raises:
-        ImportError, AttributeError: Where the installed library lacks it.
+        ImportError, AttributeError: Where the installed library does not have it.
         FeatvizError: Where torchvision cannot be imported.
     """
     if name.startswith("torchvision."):
@@ -641,7 +643,7 @@ def _imported(name: str) -> Any:
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """The pairs of a dict that is still a stand-in; none of anything else."""
+    """The pairs of a dict that is still a stand-in; empty for any other value."""
     if type(value) is Made:
         return value.pairs
     return []
@@ -659,18 +661,18 @@ def _tensor(
     """The tensor of a call of `_rebuild_tensor`, or of its versions 2 and 3.
 
     Args:
-        storage: Where its numbers are.
-        offset: Of the first number, in numbers of the storage.
-        size: Its shape.
-        stride: Of each axis, in numbers of the storage.
-        requires_grad: Not kept: `_rebuild_parameter` says it of parameters.
-        hooks: Refused, unless there are none.
-        marks: Of version 3 its dtype; and a dict, which is refused unless it is empty: it
-            says that the tensor is conjugated or negated.
+        storage: The storage with the tensor's numbers.
+        offset: The place of the first number in the storage, in numbers.
+        size: The shape of the tensor.
+        stride: The stride of each axis in the storage, in numbers.
+        requires_grad: Ignored: for parameters `_rebuild_parameter` says it.
+        hooks: The hooks of the tensor, which must be empty.
+        marks: In version 3, the dtype of the tensor. And a dict, which must be empty:
+            otherwise it says that the tensor is conjugated or negated.
 
     Raises:
-        RefusedError: Where it has hooks or such marks.
-        UnusableTensorError: Where the storage lacks its data.
+        RefusedError: Where the tensor has hooks, or is conjugated or negated.
+        UnusableTensorError: Where the storage does not have all numbers of the tensor.
     """
     dtype = storage.data.dtype
     for mark in (hooks, *marks):
@@ -685,12 +687,12 @@ def _tensor(
         return torch.empty(size, dtype=dtype)
     shape = quoted([*size])
     untyped = storage.data._untyped_storage
-    # with strides of 0, a small file has tensors that no memory holds
+    # with strides of 0, a small file can have a tensor that is larger than any memory
     if count * dtype.itemsize > 4 * untyped.nbytes() + _BYTES_BESIDE:
         raise UnusableTensorError(f"holds a tensor of shape {shape} without its data")
     tensor = torch.empty(0, dtype=dtype)
     try:
-        # compares sizes and strides with the storage; `set_` would enlarge that
+        # as_strided raises if the storage is too small; `set_` would enlarge the storage
         tensor.set_(untyped).as_strided(size, stride, offset)
     except (RuntimeError, TypeError) as error:
         raise UnusableTensorError(
@@ -701,15 +703,15 @@ def _tensor(
 
 
 def _parameter(builder: Builder, made: Made) -> nn.Parameter:
-    """The parameter of a call of `_rebuild_parameter`, whose arguments are a tensor,
-    whether it requires gradients, hooks, and attributes; the last two are left out."""
+    """The parameter of a call of `_rebuild_parameter`. The arguments of that are a tensor,
+    whether it requires gradients, and hooks and attributes, which are left out."""
     tensor, requires_grad = made.arguments[:2]
     return nn.Parameter(builder.build(tensor).detach(), requires_grad is True)
 
 
 def _typed_tensor(builder: Builder, made: Made) -> Any:
-    """The tensor of a call of `_rebuild_from_type_v2`, whose arguments are the function
-    that makes a tensor, a class of tensors, the function's arguments, and attributes; the
+    """The tensor of a call of `_rebuild_from_type_v2`. The arguments of that are a function
+    that makes a tensor, a class of tensors, the function's arguments, and attributes. The
     class and the attributes are left out."""
     return builder.called(Made(made.arguments[0], made.arguments[2]))
 
@@ -718,8 +720,8 @@ def _bytes(content: str | bytes = b"", encoding: str = "latin1") -> bytes:
     """The bytes of a call of `_codecs.encode`, `bytes` or `bytearray`.
 
     Args:
-        content: The bytes; pickles of older protocols have a letter for each.
-        encoding: What the file says; pickle writes latin1 alone.
+        content: The bytes; in pickles of older protocols a text, with a letter for each.
+        encoding: Ignored: pickle writes only latin1.
     """
     if isinstance(content, str):
         return content.encode("latin1")
@@ -727,8 +729,8 @@ def _bytes(content: str | bytes = b"", encoding: str = "latin1") -> bytes:
 
 
 def _number_type(builder: Builder, made: Made) -> np.dtype[Any]:
-    """The type of a call of `numpy.dtype`, whose first argument is a code such as `f4`;
-    its state has the order of bytes."""
+    """The type of a call of `numpy.dtype`. The first argument of that is a code such as `f4`;
+    the order of the bytes is in the state."""
     code = made.arguments[0]
     if not _NUMBER_TYPE.fullmatch(code):
         raise RefusedError("holds a type of numpy that is none of plain numbers")
@@ -737,7 +739,7 @@ def _number_type(builder: Builder, made: Made) -> np.dtype[Any]:
 
 
 def _number(dtype: np.dtype[Any], content: str | bytes) -> bool | int | float:
-    """The value of a number of numpy, as Python's own; `content` has its bytes."""
+    """A number of numpy, as a number of Python; `content` has its bytes."""
     number: bool | int | float = np.frombuffer(_bytes(content), dtype.str)[0].item()
     return number
 
@@ -753,11 +755,12 @@ def _array(
     state.
 
     Args:
-        version: Of the state; there is one only.
-        shape: The array's.
-        dtype: Of its numbers.
+        version: The version of the state; only one exists.
+        shape: The shape of the array.
+        dtype: The type of its numbers.
         is_fortran: Whether the first axis runs fastest in `content`.
-        content: The numbers; pickles of older protocols have a letter for each byte.
+        content: The bytes of the numbers; in pickles of older protocols a text, with a
+            letter for each byte.
     """
     order = "F" if is_fortran else "C"
     return _array_of_buffer(_bytes(content), dtype, shape, order)
@@ -769,9 +772,9 @@ def _array_of_buffer(
     """The array of a call of numpy's `_frombuffer`, which protocol 5 writes.
 
     Args:
-        content: The numbers.
-        dtype: Their type.
-        shape: The array's.
+        content: The bytes of the numbers.
+        dtype: The type of the numbers.
+        shape: The shape of the array.
         order: `C` where the last axis runs fastest in `content`, `F` where the first does.
     """
     return np.frombuffer(content, dtype.str).reshape(shape, order=order)
@@ -780,7 +783,8 @@ def _array_of_buffer(
 def _partial(
     target: Any, arguments: Iterable[Any], keywords: dict[str, Any], attributes: Any
 ) -> Any:
-    """The value of a `functools.partial`; the arguments are those of its state.
+    """A `functools.partial`. The parameters are the parts of its state in the file; its
+    attributes are left out.
 
     Raises:
         RefusedError: Where `target` is neither a listed function nor a class of modules.
@@ -809,13 +813,13 @@ def _attribute(builder: Builder, made: Made) -> Any:
 
 
 def _set(builder: Builder, made: Made) -> set[Any]:
-    """The value of a set: its elements were added one by one, or are its argument."""
+    """The value of a set. Its elements are items that were added, or in its argument."""
     items = itertools.chain(made.items, *made.arguments)
     return {builder.key(item) for item in items}
 
 
 def _namespace(builder: Builder, made: Made) -> SimpleNamespace:
-    """The value of a namespace; its state is the dict of its attributes."""
+    """The value of a namespace, whose state is the dict of its attributes."""
     return SimpleNamespace(**builder.build(made.states[-1]))
 
 
@@ -836,12 +840,12 @@ _BY_STAND_IN: dict[str, Callable[[Builder, Made], Any]] = {
     "ultralytics.utils.IterableSimpleNamespace": _namespace,
     "ultralytics.yolo.utils.IterableSimpleNamespace": _namespace,
 }
-"""Functions from the stand-in of a call to its value, by the name of what would be called.
-"""
+"""Functions that make the value of a call from its stand-in, by the name of the function or
+class that is called in the file."""
 
 
 def _path(*names: str) -> str:
-    """A path as text: nothing is opened, and on this system it may be of another kind."""
+    """A path as text, since the file may come from another system."""
     return "/".join(names)
 
 
@@ -865,4 +869,5 @@ _BY_ARGUMENTS: dict[str, Callable[..., Any]] = {
         _bytes(content)
     ),
 }
-"""Functions from the values of a call's arguments, or of its state, to its value."""
+"""Functions that make the value of a call from the values of its arguments, or of its state,
+by the name of the function or class that is called in the file."""
