@@ -1,5 +1,5 @@
-"""Arrays that somebody else wrote, npy and npz: `np.load`, which runs and unpickles
-nothing with `allow_pickle=False`, behind checks of sizes and types."""
+"""Read arrays that somebody else wrote, npy and npz, by `np.load` with checks of sizes and
+types. With `allow_pickle=False` it runs no code of the file."""
 
 from __future__ import annotations
 
@@ -17,21 +17,28 @@ from featviz.text import first_line, quoted
 MAGIC = b"\x93NUMPY"
 
 _MAX_HEADER = 2048
-"""Characters of a header: numpy's own have 128."""
+"""The most characters of a header; those that numpy writes have 128."""
 
 _MAX_UNPACKED = 2**30
-"""Bytes of all arrays of a file together."""
+"""The most bytes of an npz file's arrays, added up."""
 
 _NUMBERS = "biufc"
 
 _PARSING = Lock()
-"""numpy reads headers by `ast`, which in Python 3.11 counts its recursion for all threads
-together: of two at once one can fail on a sound file (python/cpython#106905)."""
+"""Lets only one thread at a time read headers. numpy parses them by `ast`; in Python 3.11
+threads share its count of recursions, so one of two threads can fail on a sound file
+(python/cpython#106905)."""
 
 
 def read_npy(file: bytes | BinaryIO) -> np.ndarray:
-    """The array of an npy file; ValueError where the file is not an npy file, not
-    whole, or holds no numbers."""
+    """Read the array of an npy file.
+
+    Args:
+        file: The content of the file, or the open file.
+
+    Raises:
+        ValueError: Where the file is not an npy file, is truncated, or holds no numbers.
+    """
     with _errors_as_one():
         array = np.load(_opened(file), allow_pickle=False, max_header_size=_MAX_HEADER)
     if not isinstance(array, np.ndarray) or array.dtype.kind not in _NUMBERS:
@@ -40,11 +47,11 @@ def read_npy(file: bytes | BinaryIO) -> np.ndarray:
 
 
 def read_npz(data: bytes) -> np.ndarray:
-    """The one array of an npz file, or the one that is called `image`.
+    """Read one array of an npz file: the only one, or the one that is called `image`.
 
     Raises:
-        ValueError: as from `read_arrays`: it is not an npz file of numbers.
-        FileError: it holds no array, or several of which none is called `image`.
+        ValueError: As from `read_arrays`.
+        FileError: Where the file has no array, or several and none is called `image`.
     """
     arrays = read_arrays(data)
     array: np.ndarray = only(
@@ -54,17 +61,17 @@ def read_npz(data: bytes) -> np.ndarray:
 
 
 def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, by name.
+    """Read the arrays of an npz file, by name.
 
     Raises:
-        ValueError: it is not an npz file, not whole, holds what is not an array of
-            numbers, or unpacks to more than `max_bytes`.
+        ValueError: Where the file is not an npz file, is truncated, holds something else
+            than arrays of numbers, or unpacks to more than `max_bytes`.
     """
     with _errors_as_one():
         archive: Any = np.load(
             _opened(data), allow_pickle=False, max_header_size=_MAX_HEADER
         )
-        # compressed arrays: what they unpack to is asked before they do
+        # arrays may be compressed, so their sizes are checked before they are unpacked
         sizes = [info.file_size for info in archive.zip.infolist()]
         arrays = dict(archive) if sum(sizes) <= max_bytes else None
     if arrays is None:
@@ -76,17 +83,16 @@ def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.nda
 
 
 def only(named: dict[str, Any], plural: str, remedy: str) -> Any:
-    """The one value of a mapping, or the one that is called `image`.
+    """The only value of a mapping, or the value that is called `image`.
 
     Args:
         named: Values by name.
-        plural: What they are, for messages: `arrays`.
-        remedy: How a file with one of them is made, for the hint.
+        plural: What the values are, for messages: `arrays`.
+        remedy: Code that makes a file with only one of them, for the hint.
 
     Raises:
-        FileError: Where there is none, or several of which none is called `image`.
+        FileError: Where there is no value, or several and none is called `image`.
     """
-    # as the documents say, so that a file may hold more than one
     if "image" in named:
         return named["image"]
     if len(named) == 1:
@@ -99,12 +105,14 @@ def only(named: dict[str, Any], plural: str, remedy: str) -> Any:
 
 
 def _opened(file: bytes | BinaryIO) -> BinaryIO:
+    """An open file: bytes become one in memory."""
     return io.BytesIO(file) if isinstance(file, bytes) else file
 
 
 @contextmanager
 def _errors_as_one() -> Iterator[None]:
-    """Whatever a file makes numpy and zipfile raise, as a ValueError of one line."""
+    """A context for reading a file by numpy: any exception becomes a ValueError of one line.
+    Only one thread at a time is in it (see _PARSING)."""
     try:
         with _PARSING:
             yield

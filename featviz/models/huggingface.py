@@ -1,5 +1,5 @@
-"""Folders of models of transformers (extra `featviz[hf]`), which itself reads no file
-of theirs."""
+"""Load models from folders of Hugging Face's format (extra `featviz[hf]`). featviz reads the
+files; transformers, which builds the model, reads none."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ _WEIGHTS = (
 _LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
 )
-"""Keys of a config that say how to load and compute, not what the model is."""
+"""Keys of a config that say how to load or compute the model; all others describe it."""
 
 
 class ImageTower(nn.Module):
-    """The part of a dual encoder (CLIP) that takes images; its modules keep their names."""
+    """The part of a model of images and texts (CLIP) that takes images. Its modules keep their
+    names."""
 
     def __init__(self, whole: nn.Module) -> None:
-        """Take the modules of a model of transformers that has `get_image_features`."""
+        """Share the modules of `whole`, a model of transformers with `get_image_features`."""
         super().__init__()
         self.config = whole.config
         self.training = whole.training
@@ -64,19 +65,19 @@ class ImageTower(nn.Module):
 
 
 def load_huggingface(options: ModelOptions) -> Loaded:
-    """Load the model of a folder, by transformers or by timm, with its weights or those of
-    a file.
+    """Load a model from a folder. Its config.json says whether it is a model of transformers
+    or of timm. The weights are those of the folder, or of the file of --weights.
 
     Raises:
-        UsageError: Where there is no such folder or file of weights.
-        LoadError: Where the config names no model that can be loaded, or its weights
-            are missing or do not fit.
+        UsageError: Where the folder or the file of weights does not exist.
+        LoadError: Where the config names no model that can be loaded, or the weights are
+            missing or do not fit.
     """
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
     path = _weights_file(folder, options.weights)
-    # folders of timm have a config.json as well, which names its architecture otherwise
+    # folders of timm have a config.json, too; then this begins with `timm:`
     architecture = architecture_beside(folder / _FILE) or ""
     if architecture.startswith("timm:") and path is not None:
         by_timm = structs.replace(
@@ -110,15 +111,15 @@ def _load_architecture(
     """Load a model of transformers.
 
     Args:
-        architecture: The name of its class.
-        config: What config.json says of it, with the user's --model-arg.
-        folder: The model's, which may have settings of an image processor.
+        architecture: The name of the model's class.
+        config: The content of config.json, changed by the user's --model-arg.
+        folder: The folder of the model, which may have settings of an image processor.
         path: The file of weights.
         options: How the model is loaded.
 
     Raises:
-        LoadError: Where the weights cannot be read or do not fit, the class cannot be
-            built, or takes no image.
+        LoadError: Where the weights cannot be read or do not fit, or the model cannot be
+            built or takes no image.
     """
     state_dict = weights.read_weights(path, options)
     file = quoted(folder / _FILE)
@@ -142,14 +143,14 @@ def _load_architecture(
 
 
 def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
-    """The module if its forward takes an image first, or else its vision tower.
+    """A module whose forward takes an image first: the model itself, or its vision tower.
 
     Args:
         module: A model of transformers.
         architecture: The name of its class, for messages.
 
     Raises:
-        LoadError: Where it has no vision tower either.
+        LoadError: Where the model does not take an image first, and has no vision tower.
     """
     first = next(iter(inspect.signature(module.forward).parameters))
     if first == _IMAGE:
@@ -161,11 +162,15 @@ def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
 
 
 def _weights_file(folder: Path, chosen: str | None) -> Path | None:
-    """The file that the user names, or the first of a folder's; None where there is
-    none.
+    """The file of weights to load: the one that the user names, or the first of _WEIGHTS that
+    is in the folder. None if the folder has none.
+
+    Args:
+        folder: The folder of the model.
+        chosen: The user's --weights; None if it is not given.
 
     Raises:
-        UsageError: Where the user names a file that is not there.
+        UsageError: Where the user's file does not exist.
     """
     if chosen is not None:
         if not Path(chosen).is_file():
@@ -187,7 +192,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = read_json(folder / _FILE)
     except FileNotFoundError as error:
-        # of LoRA and its like: a few matrices beside a model that lies elsewhere
+        # an adapter (LoRA) has only a few matrices, which change a model of another folder
         if (folder / _ADAPTER_FILE).is_file():
             raise LoadError(
                 f"{name} holds an adapter, which is no model by itself",
@@ -214,18 +219,17 @@ def _build(
     """Build a model of transformers.
 
     Args:
-        config_file: For messages.
-        name: The class that the config names.
-        fields: Of the config, without those that say how to load; loses
-            `attn_implementation`.
-        weights_file: For messages.
-        tensors: Its weights, by name.
-        options: How the model is loaded: `seed`, of the weights that are missing, and
-            `partial`.
+        config_file: The path of config.json, for messages.
+        name: The name of the class in the config.
+        fields: The config after `_without_loading_keys`. It is changed:
+            `attn_implementation` is taken out.
+        weights_file: The name of the file of weights, for messages.
+        tensors: The weights, by name.
+        options: How the model is loaded: `partial`, and the `seed` of missing weights.
 
     Raises:
-        LoadError: Where transformers is not installed, has no such class of models for
-            images, or the config does not fit the class or the weights.
+        LoadError: Where transformers is not installed, or has no such class of models for
+            images; or where the config does not fit the class, or the weights the model.
     """
     # eager, so that the weights of attention can be seen
     attention = str(fields.pop("attn_implementation", "eager"))
@@ -255,7 +259,7 @@ def _build(
             )
         except LoadError:
             raise
-        # whatever the constructors of a class make of a bad config
+        # with a bad config, constructors may raise anything
         except Exception as error:
             raise LoadError(
                 f"{name} could not be built of {config_file} and {weights_file}:"
@@ -267,16 +271,19 @@ def _build(
 
 
 def _check_fit(name: str, file: str, info: dict[str, Any], partial: bool) -> None:
-    """Refuse weights that do not fit a model, with LoadError, or with --partial warn of
-    them. Weights that the model has no use for get a warning.
+    """Check that a model got all its weights. Weights that the model does not use are only
+    warned of.
 
     Args:
         name: The class of the model.
-        file: That of the weights.
-        info: What `from_pretrained` says of the loading.
-        partial: Whether the user wants what fits.
+        file: The name of the file of weights.
+        info: The report of `from_pretrained` on loading.
+        partial: Whether missing weights are only warned of (--partial).
+
+    Raises:
+        LoadError: Where weights are missing or have another shape, and not `partial`.
     """
-    # from_pretrained fills both with random numbers, and only warns
+    # from_pretrained fills missing and misshapen weights with random numbers, and only warns
     unfit = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     message = f"{file} does not fit {name}: missing or of another shape: {_first_names(unfit)}"
     if unfit and not partial:
@@ -290,21 +297,22 @@ def _check_fit(name: str, file: str, info: dict[str, Any], partial: bool) -> Non
 
 
 def _without_loading_keys(value: Any, file: str, architecture: str) -> Any:
-    """A value of a config without the keys of _LEFT_OUT, at every depth.
+    """A copy of a config without the keys of _LEFT_OUT, at every depth.
 
     Args:
-        value: The config, or something in it.
-        file: The config's, for messages.
+        value: The config, or a value in it.
+        file: The path of config.json, for messages.
         architecture: The class that the config names, for messages.
 
     Raises:
-        LoadError: Where it asks for code of its own, or is of quantised weights.
+        LoadError: Where the config asks to run code of the folder, or its weights are
+            quantised.
     """
     if isinstance(value, list):
         return [_without_loading_keys(item, file, architecture) for item in value]
     if not isinstance(value, dict):
         return value
-    # names Python files of the folder, which the Auto classes would import
+    # auto_map names Python files of the folder, which transformers would import
     if value.get("auto_map"):
         raise LoadError(
             f"{file} wants code of its own to run (auto_map)",
@@ -323,21 +331,21 @@ def _without_loading_keys(value: Any, file: str, architecture: str) -> Any:
 
 
 def _model_class(config_file: str, name: str, library: Any) -> Any:
-    """The class that a config names.
+    """The class of transformers that a config names.
 
     Args:
-        config_file: For messages.
-        name: The class's, as the config has it.
-        library: transformers, imported.
+        config_file: The path of config.json, for messages.
+        name: The name of the class in the config.
+        library: The imported package transformers.
 
     Raises:
-        LoadError: Where transformers itself has no such model, the class only wraps a
-            model of timm's, or its model takes no image.
+        LoadError: Where transformers has no such class of models, the class only wraps a
+            model of timm, or its models take no image.
     """
     model_class: Any = None
     try:
         model_class = getattr(library, name, None) if name.isidentifier() else None
-    except Exception:  # a model whose own requirements are not installed
+    except Exception:  # the class needs a package that is not installed
         log.debug("%s cannot be imported", name, exc_info=True)
     if not _is_model_of(library, model_class):
         version = library.__version__
@@ -353,7 +361,8 @@ def _model_class(config_file: str, name: str, library: Any) -> Any:
 
 
 def _is_model_of(library: Any, value: Any) -> bool:
-    """Whether a value is a class of a model that transformers itself defines."""
+    """Whether a value is a class of models that transformers itself defines, and no wrapper of
+    timm's models."""
     if not isinstance(value, type) or not issubclass(value, library.PreTrainedModel):
         return False
     module = value.__module__
@@ -362,8 +371,12 @@ def _is_model_of(library: Any, value: Any) -> bool:
 
 
 def _no_image(name: str, first: str) -> LoadError:
-    """The error for a model whose forward takes an argument named `first` before an
-    image."""
+    """The error for a model whose forward does not take an image first.
+
+    Args:
+        name: The class of the model.
+        first: The name of the first argument of its forward.
+    """
     return LoadError(
         f"{name} takes {first} first, and featviz gives it an image",
         f"a model whose forward begins with {_IMAGE}; or --arch file.py:factory"
@@ -372,17 +385,16 @@ def _no_image(name: str, first: str) -> LoadError:
 
 
 def _check_parts(value: Any, file: str, config_class: type) -> None:
-    """Refuse, with LoadError, what a configuration, or one in it at any depth, would fetch,
-    or have timm build in a way of its own.
+    """Raise a LoadError for a configuration that would fetch a backbone, open another folder,
+    or pass arguments to timm. Configurations inside it are checked, too, at every depth.
 
     Args:
         value: A configuration, or a dict, list or tuple in it.
-        file: The config's, for messages.
+        file: The path of config.json, for messages.
         config_class: The base class of all configurations of transformers.
     """
     if isinstance(value, config_class):
-        # timm takes `hf-hub:` and `local-dir:` names there, which fetch, or open other
-        # folders
+        # timm fetches a name with `hf-hub:`, and opens another folder for `local-dir:`
         for key in ("architecture", "backbone"):
             name = str(getattr(value, key, ""))
             if ":" in name:
@@ -405,16 +417,16 @@ def _first_names(keys: Iterable[str]) -> str:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """In the context, transformers shows no progress bars and warnings, and its hub makes
-    no connections.
+    """A context in which transformers shows no progress bars or warnings, and does not use the
+    network.
 
     Args:
-        library: transformers, imported.
+        library: The imported package transformers.
     """
     messages = library.utils.logging
     hub: Any = import_module("huggingface_hub.constants")
     was_offline = hub.HF_HUB_OFFLINE
-    # these settings are of the whole process, so they go back afterwards
+    # these are settings of the whole process, so they are restored at the end
     verbosity = messages.get_verbosity()
     had_bars = messages.is_progress_bar_enabled()
     hub.HF_HUB_OFFLINE = True

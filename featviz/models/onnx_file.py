@@ -1,9 +1,9 @@
-"""Reading an .onnx file that somebody else wrote: a graph with all of its weights.
+"""Read an .onnx file that somebody else wrote: a graph with all of its weights.
 
     .onnx ──parse──► graph ──inline local functions──► nodes of known operators
     weights beside it ──read by onnx──► tensors of the graph
 
-ONNX Runtime gets the result as bytes, so it opens no file, whatever the graph says."""
+ONNX Runtime gets the result as bytes, so it opens no file that the graph may name."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from featviz.models.requirements import import_library
 from featviz.text import counted, first_line, listed, quoted
 
 MOST_BYTES = 2**31 - 1
-"""The most bytes of a graph with its weights: protobuf, in which it reaches ONNX Runtime,
-takes no more."""
+"""The most bytes of a graph with its weights: a larger one cannot be passed to ONNX
+Runtime, since protobuf does not take it."""
 
 MOST_NODES = 200_000
-"""The most nodes of a graph with its local functions inlined; large vision models have
+"""The most nodes of a graph after its local functions are inlined; large vision models have
 10,000."""
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-"""Domains of the operators that ONNX Runtime has itself."""
+"""Domains of the operators that are part of ONNX Runtime."""
 
 
 def require_onnx(file_name: str) -> None:
-    """Import onnx and ONNX Runtime; LoadError where one is missing."""
+    """Import onnx and ONNX Runtime.
+
+    Args:
+        file_name: The name of the file that needs them, for the message.
+
+    Raises:
+        LoadError: Where one of them is not installed.
+    """
     for package in ("onnx", "onnxruntime"):
         try:
             import_library(package)
@@ -41,15 +48,16 @@ def require_onnx(file_name: str) -> None:
 
 
 def read_graph(path: Path) -> Any:
-    """Read a file, and what lies beside it of its weights.
+    """Read an .onnx file, and the files of its weights if these are separate.
 
     Returns:
-        The ModelProto, without local functions and without external data.
+        The ModelProto, with its local functions inlined and all weights inside.
 
     Raises:
-        FileNotFoundError, FileError: Where it cannot be read.
-        LoadError: Where it is no ONNX model, is too large, names data that is missing or
-            outside of its folder, or needs operators that ONNX Runtime has not.
+        FileNotFoundError, FileError: Where the file cannot be read.
+        LoadError: Where the file is no ONNX model, is too large, needs operators that ONNX
+            Runtime does not have, or names weights that are missing or outside of its
+            folder.
     """
     import onnx.inliner
     from google.protobuf.message import DecodeError
@@ -57,28 +65,28 @@ def read_graph(path: Path) -> Any:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(read_bytes(path, MOST_BYTES))
-        if not model.graph.node:  # a text may be read as a message without fields
+        if not model.graph.node:  # protobuf may read any text as an empty message
             raise DecodeError("no nodes")
     except DecodeError as error:
         raise LoadError(
             f"{path.name} is no ONNX model, or not the whole of one",
             "export or fetch it again",
         ) from error
-    # before inlining, which would not end where a function calls itself
+    # before inlining, which would never end if a function calls itself
     _check_size(model, path.name)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _check_operators(model, path.name)
     _check_sparse(model, path.name)
     try:
-        # It opens files of the model's own folder alone, and follows no link.
+        # onnx opens only files in the model's folder, and follows no links
         onnx.load_external_data_for_model(model, str(path.parent))
-    except Exception as error:  # of its own classes, which share no base
+    except Exception as error:  # onnx has several classes without a common base
         raise LoadError(
             f"{path.name}: its weights cannot be read: {quoted(first_line(error))}",
             "the file itself, no link, belongs into the folder of the model",
         ) from error
-    # protobuf counts the graph and all weights together
+    # protobuf's limit holds for the graph plus all weights
     if model.ByteSize() > MOST_BYTES:
         raise LoadError(
             f"{path.name} and its weights have more than {MOST_BYTES:,} bytes",
@@ -88,7 +96,7 @@ def read_graph(path: Path) -> Any:
 
 
 def all_nodes(nodes: Sequence[Any]) -> Iterator[Any]:
-    """Nodes, and those of the graphs inside them (the branches of an If)."""
+    """All nodes, and all nodes of the graphs inside them (the branches of an If)."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -101,28 +109,31 @@ def _function_key(proto: Any, name: str) -> str:
 
     Args:
         proto: The FunctionProto or the NodeProto.
-        name: The function's, or the node's operator.
+        name: The name of the function, or the operator of the node.
     """
-    # onnx takes these two domains for one
+    # for onnx, the empty domain and `ai.onnx` are the same
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     return f"{domain}::{name}::{proto.overload}"
 
 
 def _check_size(model: Any, file_name: str) -> None:
-    """Refuse, with LoadError, a graph that would have more than MOST_NODES nodes with its
-    functions inlined (thirty, each of which calls the next one twice, become 2^30), and
-    functions that call one another in a circle.
+    """Check how large a graph will be after its local functions are inlined. Thirty functions,
+    each of which calls the next one twice, would become 2^30 nodes.
 
     Args:
         model: The content of the file, onnx.ModelProto.
-        file_name: For messages.
+        file_name: The name of the file, for messages.
+
+    Raises:
+        LoadError: Where it would have more than MOST_NODES nodes, or functions call one
+            another in a circle.
     """
     bodies = {_function_key(f, f.name): f.node for f in model.functions}
     counts = {}
     open_calls = set()
 
     def count(nodes: Sequence[Any]) -> int:
-        """How many nodes these become when all functions are inlined.
+        """How many nodes there are after the functions that `nodes` call are inlined.
 
         Raises:
             LoadError: Where a function calls itself.
@@ -133,7 +144,7 @@ def _check_size(model: Any, file_name: str) -> None:
             if key not in bodies:
                 total += 1
                 continue
-            # it is counted right now, further out
+            # the count of this function has begun, and is not done: it calls itself
             if key in open_calls:
                 raise LoadError(
                     f"{file_name}: the function {quoted(node.op_type)} calls itself",
@@ -154,12 +165,11 @@ def _check_size(model: Any, file_name: str) -> None:
 
 
 def _check_operators(model: Any, file_name: str) -> None:
-    """Refuse, with LoadError, operators that are in a library of somebody's own, which
-    would be code.
+    """Raise a LoadError for custom operators, which are code in a library of their own.
 
     Args:
         model: The content of the file, onnx.ModelProto.
-        file_name: For messages.
+        file_name: The name of the file, for messages.
     """
     foreign: dict[str, None] = {}
     for node in all_nodes(model.graph.node):
@@ -174,12 +184,12 @@ def _check_operators(model: Any, file_name: str) -> None:
 
 
 def _check_sparse(model: Any, file_name: str) -> None:
-    """Refuse, with LoadError, sparse tensors whose values are in another file: onnx leaves
-    these to ONNX Runtime, which would look for the file in the current folder.
+    """Raise a LoadError for sparse tensors whose values are in another file. onnx does not
+    load them, and ONNX Runtime would look for the file in the current folder.
 
     Args:
         model: The content of the file, onnx.ModelProto.
-        file_name: For messages.
+        file_name: The name of the file, for messages.
     """
     sparse_tensors = [*model.graph.sparse_initializer]
     for node in all_nodes(model.graph.node):

@@ -1,6 +1,6 @@
-"""What a MODEL string can name. A source is a record of SOURCES, and the function that
-loads its models, in another module of this package. That one is imported when a model is
-loaded: help and completion import no torch."""
+"""The sources of models: what a MODEL string can name. Each source is a record in SOURCES,
+and a function of another module that loads its models. That module is only imported when a
+model is loaded, so that help and completion do not import torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SUFFIXES = (
     ".pt2",
     ".onnx",
 )
-"""File names of models; a file of another name is read by its content all the same."""
+"""Suffixes of model files. Files with other suffixes are read, too: the content decides."""
 
 _LOOKS = {
     b"\x89PNG": "a PNG image",
@@ -56,18 +56,18 @@ _LOOKS = {
     b"<": "a web page",
     b"{": "a JSON file",
 }
-"""What a file looks like, by the bytes that it begins with."""
+"""Descriptions of files that are no models, by their first bytes."""
 
 _MAX_RATIO = 20
-"""A zip file that unpacks to more than so many times its size is a bomb; torch.save does
-not compress at all."""
+"""A zip file that unpacks to more than this many times its size is refused: it would fill
+the memory. torch.save does not compress at all."""
 
 _LONGEST_CODE = 1_000_000
-"""Bytes of a file of Python that is searched for classes."""
+"""The most bytes of a Python file that is searched for classes."""
 
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
-"""Ends of the names in a program's archive; in lower case, since torch's reader of
-archives makes no difference."""
+"""Endings of names in the archive of an exported program. They are in lower case, since
+torch's reader of archives ignores case."""
 
 ZIP = "zip"
 PICKLE = "pickle"
@@ -78,54 +78,54 @@ TORCHSCRIPT = "torchscript"
 EXPORTED = "pt2"
 ONNX = "onnx"
 FILE_FORMATS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
-"""What `sniff` calls the files that hold a model or its weights."""
+"""The formats that `sniff` returns for files with a model or its weights, except ONNX."""
 
 
 class FixedInput(NamedTuple):
-    """What a model's source says of the images that it takes."""
+    """The images that a model takes, as far as its file says it."""
 
     channels: int | None = None
-    """None for any."""
+    """The only number of channels that it takes; None if any, or the file does not say."""
     size: tuple[int, int] | None = None
-    """Height and width in pixels; None for any."""
+    """The only height and width in pixels that it takes; None likewise."""
 
 
 ANY_INPUT = FixedInput()
 
 
 class Loaded(NamedTuple):
-    """A model as the function of its source returns it."""
+    """A model that was loaded, before it is put on a device."""
 
     module: nn.Module
     record: Mapping[str, Any]
-    """For run.json; no absolute path."""
+    """What run.json says of it; without absolute paths."""
     entry: Any = None
-    """What is known of its preprocessing: torchvision's weights entry, or a Chain."""
+    """How its source prepares images: torchvision's weights entry, a Chain, or None if it does
+    not say."""
     input: FixedInput = ANY_INPUT
     classes: tuple[str, ...] = ()
-    """Names of the model's classes, where a checkpoint has a list of them."""
+    """The names of the model's classes, if a checkpoint has a list of them."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where models come from, and how a MODEL string names them."""
+    """A source of models, and how a MODEL string names it."""
 
     name: str
-    """What run.json calls it; also the end of the name of the function that loads
-    (`load_NAME`)."""
+    """The source's name in run.json; the function that loads its models is `load_NAME`."""
     file: str
     """The module of `featviz.models` that has this function."""
     spelling: str
     """How a MODEL string is spelled, for help."""
     weights: str
-    """What `--weights` takes; empty where the model has its own."""
+    """The values of `--weights`, for help; empty if the option does not go with the source."""
     prefix: str = ""
-    """What a MODEL string may begin with to say that it names this source."""
+    """The prefix of MODEL strings that name this source; others may name it, too."""
     recognises: Callable[[str], bool] = lambda spec: False
     """Whether a MODEL string without a source's prefix names this source."""
 
     def model_name(self, spec: str) -> str:
-        """What run.json calls a model: its MODEL string without the prefix, and without
+        """The name of a model in run.json: its MODEL string without the prefix, and without
         folders."""
         is_path = spec.startswith("hf:") or ".py:" in spec or Path(spec).exists()
         name = spec.removeprefix(self.prefix)
@@ -180,8 +180,8 @@ SOURCES = (
         recognises=lambda spec: CODE_REFERENCE.fullmatch(spec) is not None,
     ),
 )
-"""In the order of help, in which they are tried: files before factories, since a file's
-name may have a colon."""
+"""The sources in the order of help, in which they are also tried: files before factories,
+since the name of a file may have a colon."""
 
 MODEL_HELP = (
     "MODEL is one of: " + ", ".join(source.spelling for source in SOURCES) + "."
@@ -202,14 +202,14 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
         option: The argument or option that has it, for messages.
 
     Raises:
-        UsageError: Where it belongs to none; the hint names a file of a like name.
+        UsageError: Where it belongs to no source; the hint names a similar file.
     """
     if spec.endswith(".py") and Path(spec).is_file():
         hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
         raise _unknown(
             f"{option} {spec!r} is code", spec, _classes_in(Path(spec)), hint
         )
-    # a prefix wins over a file of this name
+    # a prefix wins over a file with the same name
     for source in SOURCES:
         if source.prefix and spec.startswith(source.prefix):
             return source
@@ -220,8 +220,8 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
 
 
 def download_hint(spec: str) -> str:
-    """The hint where MODEL is neither a file nor a folder: it may be a model id of Hugging
-    Face's (`user/name`)."""
+    """The hint for a MODEL that is neither a file nor a folder. If it has the form `user/name`,
+    it may be a model id of Hugging Face."""
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec)
     if is_id is None or Path(spec).suffix.lower() in SUFFIXES:
         return "check the path"
@@ -231,19 +231,23 @@ def download_hint(spec: str) -> str:
 
 
 def load_source(options: ModelOptions) -> Loaded:
-    """Load a model from its source; raises what `check_source` and the function of the
-    source raise."""
+    """Load a model from its source.
+
+    Raises:
+        UsageError: As from `check_source`, and from the function of the source.
+        LoadError: As from the function of the source.
+    """
     source = check_source(options)
     module = import_module(f"featviz.models.{source.file}")
     return getattr(module, f"load_{source.name}")(options)  # type: ignore[no-any-return]
 
 
 def check_source(options: ModelOptions) -> ModelSource:
-    """The source of a model, found without torch.
+    """Find the source of a model, without importing torch.
 
     Raises:
-        UsageError: Where options do not go with it, or what MODEL or `arch` names is
-            not there.
+        UsageError: Where options do not go with the source, or MODEL or `arch` names
+            something that does not exist.
     """
     source = source_of(options.spec)
     _check_options(options, source)
@@ -254,9 +258,9 @@ def check_source(options: ModelOptions) -> ModelSource:
 
 
 def _check_options(options: ModelOptions, source: ModelSource) -> None:
-    """Refuse, with UsageError, options that do not go with the model's source: loading
-    would ignore them without a word. `--weights` must also name a file that is there,
-    unless it is the name of weights that a library has."""
+    """Raise a UsageError for options that the model's source would ignore. Also raise one if
+    `--weights` is a file that does not exist; other names are those of a library's weights.
+    """
     if options.arch and source.name != "file":
         raise UsageError(
             f"--arch is for files of weights, and {options.spec!r} is none",
@@ -283,12 +287,12 @@ def _check_options(options: ModelOptions, source: ModelSource) -> None:
 
 
 def _check_name(spec: str, source: ModelSource) -> None:
-    """Refuse, with UsageError, a name that torchvision lacks, before torch is imported,
-    which takes seconds.
+    """Raise a UsageError for a name that torchvision does not have. Names of other sources are
+    not checked. This is done before torch is imported, which takes seconds.
 
     Args:
         spec: A MODEL string.
-        source: Its source; only names of torchvision are checked.
+        source: The source of the string.
     """
     package = find_spec("torchvision") if source.name == "torchvision" else None
     if package is None or package.origin is None:
@@ -298,8 +302,7 @@ def _check_name(spec: str, source: ModelSource) -> None:
     names = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
     if name in names:
         return
-    # the installed torchvision may be newer than our list: then one of its files has
-    # the builder
+    # a newer torchvision than our list may have more models: search the code of its builders
     builder = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
     for file in (Path(package.origin).parent / "models").rglob("*.py"):
         if builder.search(file.read_text("utf-8")):
@@ -310,18 +313,18 @@ def _check_name(spec: str, source: ModelSource) -> None:
 def unknown_name(
     library: str, name: str, names: Sequence[str], prefix: str = ""
 ) -> UsageError:
-    """The error for a model that a library lacks, with the nearest that it has.
+    """The error for a model that a library does not have. Its hint has the most similar names.
 
     Args:
         library: `torchvision` or `timm`.
-        name: The name that is not there, without a prefix.
+        name: The unknown name, without a prefix.
         names: All names of the library.
-        prefix: What was typed before the name: `timm:`, `torchvision:`, or nothing. The
-            corrected command has it, too.
+        prefix: The prefix that the user typed (`timm:`, `torchvision:`), or nothing. It is
+            repeated in the corrected command.
     """
     is_timm = library == "timm"
     message = f"no {library} model{'' if is_timm else ' or file'} named {name!r}"
-    # 0.65: AlexNet is not what somebody means by a Net of their own
+    # 0.65, since somebody who types `Net` does not mean AlexNet
     close_names = difflib.get_close_matches(name.lower(), names, 3, 0.65)
     near = [f"{prefix}{close_name}" for close_name in close_names]
     if not is_timm:
@@ -335,13 +338,13 @@ def unknown_name(
 def _unknown(
     message: str, spec: str, near: Sequence[str], otherwise: str
 ) -> UsageError:
-    """The error for a MODEL string, whose hint says what may be meant.
+    """The error for an unknown MODEL string.
 
     Args:
-        message: The error's.
+        message: The message of the error.
         spec: The MODEL string.
-        near: MODEL strings that may be meant, the likeliest first.
-        otherwise: The hint where there are none.
+        near: MODEL strings that may be meant, for the hint, the likeliest first.
+        otherwise: The hint if `near` is empty.
     """
     if not near:
         return UsageError(message, otherwise)
@@ -353,11 +356,11 @@ def _unknown(
 
 
 def _own_code(name: str) -> list[str]:
-    """MODEL strings for code in the current folder that somebody may mean by a name.
+    """MODEL strings for code in the current folder that a name may mean.
 
     Args:
-        name: `net.Net`, as one would write it in Python; `net`, for the classes of a file;
-            or `Net`, for a class of any file.
+        name: `net.Net`, as in Python; `net`, for all classes of the file net.py; or `Net`,
+            for a class of any file.
     """
     module, _, attribute = name.rpartition(".")
     file = Path(f"{module.replace('.', '/')}.py")
@@ -372,15 +375,15 @@ def _own_code(name: str) -> list[str]:
 
 
 def _classes_in(code: Path) -> list[str]:
-    """`net.py:Net` for each class that a file of Python defines, if it has a base class.
-    The last one comes first, since a network mostly stands behind its blocks."""
+    """MODEL strings (`net.py:Net`) for the classes with a base class in a Python file. The last
+    class comes first, since a network is mostly defined after its blocks."""
     names = re.findall(r"^class (\w+)\(", read_code(code), re.MULTILINE)
     return [f"{code}:{name}" for name in reversed(names)]
 
 
 def read_code(code: Path) -> str:
-    """The text of a file of Python, which may be a stranger's. Empty where it is larger
-    than _LONGEST_CODE, no file, or cannot be read."""
+    """The text of a Python file; empty if it has more than _LONGEST_CODE bytes, is missing, or
+    cannot be read."""
     with suppress(OSError):
         if code.is_file() and code.stat().st_size <= _LONGEST_CODE:
             return code.read_text("utf-8", errors="replace")
@@ -388,8 +391,14 @@ def read_code(code: Path) -> str:
 
 
 def sniff(path: Path) -> str:
-    """The format of a file by its content: one of FILE_FORMATS, ONNX, or words for
-    messages that say what the file looks like. OSError where it cannot be read."""
+    """Find the format of a file by its content.
+
+    Returns:
+        One of FILE_FORMATS, or ONNX; for any other file a description for messages.
+
+    Raises:
+        OSError: Where the file cannot be read.
+    """
     if not path.is_file():
         return "no regular file"
     with path.open("rb") as file:
@@ -398,23 +407,23 @@ def sniff(path: Path) -> str:
         return "empty"
     if head.startswith(b"PK\x03\x04"):
         return _sniff_zip(path)
-    # The length of a header of JSON, and then the header. This comes before pickles,
-    # since the length 640 begins as a pickle does.
+    # safetensors: 8 bytes with the length of a header, and the header in JSON. This comes
+    # before pickles, since a length of 640 has the same first bytes as a pickle.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return SAFETENSORS
-    if re.match(rb"\x80[\x02-\x05]", head):  # the protocol
+    if re.match(rb"\x80[\x02-\x05]", head):  # protocols 2 to 5
         return PICKLE
     if path.name.endswith(".index.json"):
         return SHARDS
     for mark, description in _LOOKS.items():
         if head.lstrip().startswith(mark):
             return description
-    # the version of its format, and then the tool that wrote it, or its graph
+    # ONNX: the version of the format, and then the name of the tool, or the graph
     if re.match(rb"\x08[\x01-\x20][\x12\x3a]", head) or path.suffix == ".onnx":
         return ONNX
     if head[257:262] == b"ustar":
         return "a tar archive (of torch before 0.1.10: load it there, and save it anew)"
-    # protocols 0 and 1 begin with anything
+    # pickles of protocols 0 and 1 may begin with anything
     if path.suffix.lower() in (".pkl", ".pickle"):
         return PICKLE
     is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
@@ -424,14 +433,14 @@ def sniff(path: Path) -> str:
 
 
 def _sniff_zip(path: Path) -> str:
-    """What `sniff` says of a zip archive, by the names in it."""
+    """The format of a zip archive, by the names in it, as `sniff` returns it."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             unpacked = sum(member.file_size for member in archive.filelist)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return "a zip archive that is truncated or damaged"
-    # the sizes that the directory names; torch reads no more than they say
+    # these sizes come from the zip's directory; torch reads no more bytes than it names
     if unpacked > _MAX_RATIO * path.stat().st_size:
         return f"a zip archive that would unpack to {unpacked:,} bytes"
     if any(
@@ -453,7 +462,7 @@ def _sniff_zip(path: Path) -> str:
 
 
 def imported_object(spec: str) -> Any:
-    """What a text names in the user's code, imported.
+    """Import an object of the user's code.
 
     Args:
         spec: `pkg.mod:name` or `file.py:name`, as CODE_REFERENCE matches it.
@@ -465,7 +474,7 @@ def imported_object(spec: str) -> Any:
     match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
     value = _user_module(match["module"], spec)
-    # named where the attribute is misspelt: what the module itself defines
+    # the names that the module itself defines, for the hint
     public = [
         name
         for name, member in vars(value).items()
@@ -483,8 +492,14 @@ def imported_object(spec: str) -> Any:
 
 
 def code_digest(spec: str) -> str | None:
-    """sha256 of the file of code that `spec` names, `pkg.mod:name` or `file.py:name`; a
-    module counts where it has been imported. None where there is no such file."""
+    """The sha256 of the code file of an object of the user's.
+
+    Args:
+        spec: `file.py:name`, or `pkg.mod:name` of a module that has been imported.
+
+    Returns:
+        The sha256; None if there is no such file, or the module was not imported.
+    """
     module = spec.rpartition(":")[0]
     file = (
         module
@@ -497,11 +512,11 @@ def code_digest(spec: str) -> str | None:
 
 
 def _user_module(module: str, spec: str) -> ModuleType:
-    """A module of the user's, imported.
+    """Import a module of the user's.
 
     Args:
         module: `pkg.mod` or `file.py`.
-        spec: What the user typed, of which `module` is the first half; for messages.
+        spec: The text that the user typed, which begins with `module`; for messages.
 
     Raises:
         UsageError: Where there is no such module or file.
@@ -524,7 +539,7 @@ def _user_module(module: str, spec: str) -> ModuleType:
             return import_module(module)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        # what the module itself imports may be missing, too
+        # it may also be a module that this one imports
         if missing and module.split(".")[0] == missing.split(".")[0]:
             raise UsageError(
                 f"no module {module!r} for {spec!r}",
@@ -532,7 +547,7 @@ def _user_module(module: str, spec: str) -> ModuleType:
             ) from error
         message = f"importing {module} failed: {type(error).__name__}: {error}"
         hint = "-v shows the traceback"
-        # featviz mostly has an environment of its own, without what the code needs
+        # featviz is often installed in an environment that lacks packages of the user
         if missing:
             hint = f"install {quoted(missing)} where featviz is installed; {hint}"
         raise LoadError(message, hint) from error
@@ -540,11 +555,11 @@ def _user_module(module: str, spec: str) -> ModuleType:
 
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
-    """Let the user's own modules be imported in this context: from the current folder
-    first, as with `python -m`, and from `folders` where nothing installed has the name.
-    The folders stay on `sys.path` afterwards, since a model may import modules in its
-    forward; where the context ends with an error, `sys.path` is as it was before."""
-    # `featviz` as a script has its own folder first, not the current one
+    """A context in which the user's own modules can be imported: from the current folder, which
+    is searched first, as with `python -m`, and from `folders`, which are searched last. The
+    folders stay on `sys.path` after the context, since a model may import modules in its
+    forward. Only after an error `sys.path` is restored."""
+    # the script `featviz` has its own folder on `sys.path`, not the current one
     before = list(sys.path)
     current = str(Path.cwd())
     if current not in sys.path:
@@ -560,17 +575,20 @@ def importable(*folders: Path) -> Iterator[None]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The module that a file of Python is when it is run. It is run at each call; files of
-    one name in two folders are two modules. The file's folder stays on `sys.path`, unless
-    the file fails: then whatever it raises goes on."""
+    """Run a Python file, and return it as a module. Each call runs the file again. Files with
+    the same name in two folders are two modules. The file's folder stays on `sys.path`.
+
+    Raises:
+        BaseException: Whatever the code raises; then `sys.path` is restored.
+    """
     path_sha256 = hashlib.sha256(os.fsencode(real(path))).hexdigest()
     name = f"featviz_user_{path.stem}_{path_sha256[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
-    # before it runs, as dataclasses and pickle look the module up; what it imports lies
-    # beside it
+    # this is done before the file runs: dataclasses and pickle look the module up by name,
+    # and the file imports modules from its own folder
     sys.modules[name] = module
     sys.path.insert(0, str(real(path.parent)))
     try:
