@@ -96,8 +96,8 @@ class LazyGroup(click.Group):
 
 
 def _help_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
-    """The callback of --help-all of the group. What knows the options of commands is
-    imported only now."""
+    """The callback of --help-all of the group."""
+    # only now, since this module imports all options
     from featviz.cli.options import show_all_help
 
     show_all_help(ctx, param, is_given)
@@ -132,25 +132,25 @@ def main() -> None:
     """Entry point: run the command line of this process, and end the process with its
     exit code."""
     _open_closed_streams()
-    # The environment comes first: torch and numpy read it when they are imported.
-    # torch logs warnings where the processes of torchrun do not find each other, for
-    # which featviz has a message of its own
+    # The environment is set first, since torch and numpy read it when they are imported.
+    # If the processes of torchrun do not find each other, torch logs warnings; featviz has
+    # a message of its own
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    # torch's idle threads leave cores alone
+    # torch's idle threads sleep, and do not keep a core busy
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # numpy's threads wait for one another longer than its small matrices take
+    # several threads of numpy would take longer for our small matrices than one
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    # SIGTERM and SIGHUP are to end a command as Ctrl-C does, which tidies up
+    # SIGTERM and SIGHUP shall end a command as Ctrl-C does, which tidies up
     _handle_signals(signal.default_int_handler)
     _end(guarded(sys.argv[1:]))
 
 
 def _handle_signals(handler: Any) -> None:
-    """Let a handler take the signals that ask for an end. Signals that are ignored, as
-    nohup has it, stay so."""
+    """Let a handler take the signals that ask the process to end. Ignored signals (by nohup,
+    say) stay ignored."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -158,8 +158,8 @@ def _handle_signals(handler: Any) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open streams that were closed (`>&-`) on the null device. Else the next file that is
-    opened would get the number of one, and be written as that stream."""
+    """Open standard streams that the caller closed (`>&-`) on the null device. Otherwise the
+    next opened file would get the number of such a stream, and output would go into it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -169,16 +169,16 @@ def _open_closed_streams() -> None:
 def _end(code: int) -> None:
     """End the process.
 
-    Functions that were registered with `atexit` are called, and the process ends at once:
-    Python's own end takes 0.8 s with torch and numba. With a tracer, or while a thread is
-    at work, it is Python's own end; while a thread of ours loads a library, nothing is
-    called."""
-    # the result is there: from now on a signal ends the process without a traceback
+    Usually this calls the functions that were registered with `atexit`, and ends the process
+    at once, since Python's own end takes 0.8 s with torch and numba. If a tracer is active,
+    or a thread that is no daemon still runs, it is Python's own end. If a thread of featviz
+    is loading a library, the functions are not called."""
+    # the work is done: from now on a signal ends the process without a traceback
     _handle_signals(signal.SIG_DFL)
     threads = [
         thread for thread in enumerate_threads() if thread is not current_thread()
     ]
-    # such a thread would abort the process if anything is called or taken down meanwhile
+    # the process would abort if it were taken down while such a thread loads a library
     is_loading = any(
         thread.daemon and thread.name.startswith("featviz-") for thread in threads
     )
@@ -194,14 +194,14 @@ def _end(code: int) -> None:
 
 
 def guarded(arguments: list[str]) -> int:
-    """Run a command line and return its exit code: the one error boundary. What the user
-    can mend becomes a message and a hint on stderr.
+    """Run a command line and return its exit code. This is the one place where errors are
+    caught: an error that the user can mend becomes a message and a hint on stderr.
 
     Args:
-        arguments: without `featviz`.
+        arguments: the command line, without `featviz`.
 
     Raises:
-        Exception: a bug of featviz, which is to be seen as a traceback.
+        Exception: a bug of featviz, which shall be seen as a traceback.
     """
     _log_to_stderr()
     try:
@@ -209,7 +209,7 @@ def guarded(arguments: list[str]) -> int:
         result = group.main(
             arguments, prog_name="featviz", standalone_mode=False, obj=tuple(arguments)
         )
-        # flush now: at Python's own end a closed pipe would be a traceback
+        # flush now, since a closed pipe would give a traceback when Python ends
         output.text()
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
@@ -234,7 +234,7 @@ def guarded(arguments: list[str]) -> int:
         )
     except OSError as error:
         return _system_error(error)
-    # click's own answer to a closed pipe, beside a program's sys.exit
+    # from click, if the pipe of stdout is closed; or from code of the model
     except SystemExit as error:
         if "PacifyFlush" in type(sys.stdout).__name__:
             output.drop_stdout()
@@ -246,16 +246,17 @@ def guarded(arguments: list[str]) -> int:
 
 
 def _log_to_stderr() -> None:
-    """Let the log of featviz go to stderr, from INFO up. Each warning is printed once;
-    those marked `errors.OF_THE_START` wait in `output.waiting`."""
+    """Send the log of featviz to stderr, from INFO up. Each warning is printed once. A
+    warning that is marked `errors.OF_THE_START` waits in `output.waiting`."""
     handler = logging.StreamHandler(sys.stderr)
     output.waiting.clear()
     output.image_hints.clear()
     warnings: set[str] = set()
 
     def is_printed_now(record: logging.LogRecord) -> bool:
-        """Whether a message is printed: a warning only once, and not while it waits."""
-        # both models of a comparison mostly cause the same warnings
+        """Whether to print a message now: not a warning that was printed before, nor one
+        that has to wait."""
+        # the two models of a comparison usually cause the same warnings
         message = record.getMessage()
         if message in warnings:
             return False
@@ -272,19 +273,19 @@ def _log_to_stderr() -> None:
     logger = logging.getLogger("featviz")
     logger.handlers = [handler]
     logger.propagate = False
-    logger.setLevel(logging.INFO)  # which -q and -v change
+    logger.setLevel(logging.INFO)  # -q and -v change the level
 
 
 def _system_error(error: OSError) -> int:
     """Print an error of the system, and return the exit code.
 
     Raises:
-        OSError: `error` itself, which may be a bug: it is neither a file name that is too
-            long nor a full disk behind stdout.
+        OSError: `error` itself, unless a file name is too long, or stdout goes to a full
+            disk. Any other error may be a bug.
     """
     if error.errno == errno.ENAMETOOLONG:
         return _print_error(f"{error.filename}: {error.strerror}", None, 2, error)
-    # errors with a file name are not of stdout
+    # an error of stdout has no file name
     if error.filename is not None or error.errno not in _FULL:
         raise error
     output.drop_stdout()
@@ -293,11 +294,12 @@ def _system_error(error: OSError) -> int:
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        """`warning: ...`; only the message of INFO; a traceback on further lines."""
+        """`warning: ...`; for INFO only the message. A traceback follows on further
+        lines."""
         line = printable(record.getMessage())
         if record.levelno != logging.INFO:
             line = f"{record.levelname.lower()}: {line}"
-        # that of a worker process comes as text
+        # the traceback of a worker process comes as text
         trace = record.exc_text
         if record.exc_info and record.exc_info[0] is not None:
             trace = self.formatException(record.exc_info)
@@ -307,8 +309,8 @@ class _Formatter(logging.Formatter):
 
 
 def _indented(text: str) -> str:
-    """A traceback with each line indented, so that no text of an exception looks like a
-    message of featviz."""
+    """A traceback with each line indented, so that no line of it looks like a message of
+    featviz."""
     return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
@@ -318,7 +320,7 @@ def _print_error(
     """Print an error, with `-v` also its traceback, and return `code`.
 
     Args:
-        error: None where there is no traceback to print.
+        error: the exception with the traceback; None for no traceback.
     """
     output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):

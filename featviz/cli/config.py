@@ -14,16 +14,17 @@ from featviz.files import read_text
 from featviz.text import did_you_mean, quoted
 
 _LARGEST = 2**13
-"""Bytes of a TOML file: Python's reader takes quadratic time for a long dotted key."""
+"""A TOML file has at most this many bytes: Python's reader takes quadratic time for a long
+dotted key."""
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """The callback of --config: make the values in a file the defaults of this command.
-    Those in the table of the command win over those at the top of the file. Tables of
-    other commands are passed over.
+    """The callback of --config: make the values in a file the defaults of this command. A
+    value in the table of the command wins over one at the top of the file. Tables of other
+    commands are ignored.
 
     Args:
-        path: None where no --config was given.
+        path: the file; None if --config was not given.
 
     Raises:
         UsageError: the file cannot be read, is not TOML, or has a key that is neither an
@@ -42,26 +43,30 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
             values[key] = value
             continue
         if key not in commands:
-            raise _unknown(path, key, "no command has", commands)
+            raise _unknown_key_error(path, key, "no command has", commands)
         if key == ctx.info_name:
             table = value
-    # click takes them for defaults: what is given on the command line wins
+    # as defaults of click, so that the command line wins over them
     defaults = {}
     for key, value in {**values, **table}.items():
         name = key.replace("_", "-")
         if name not in params:
-            raise _unknown(path, key, f"{ctx.command_path} lacks", params)
-        defaults[str(params[name].name)] = _as_typed(params[name], value)
+            raise _unknown_key_error(path, key, f"{ctx.command_path} lacks", params)
+        defaults[str(params[name].name)] = _as_click_value(params[name], value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; UsageError where it cannot be read."""
+    """The content of a TOML file.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     try:
         return tomllib.loads(read_text(path, _LARGEST))
     except (OSError, FileError, ValueError, RecursionError) as error:
         reason = quoted(str(error))
-        if isinstance(error, RecursionError):  # Python's own text speaks of its stack
+        if isinstance(error, RecursionError):  # in place of Python's text on its stack
             reason = "too many levels"
         raise UsageError(
             f"{quoted(str(path))} cannot be read: {reason}",
@@ -80,12 +85,14 @@ def _params_by_key(command: click.Command) -> dict[str, click.Parameter]:
     return params
 
 
-def _unknown(path: Path, key: str, problem: str, names: Collection[str]) -> UsageError:
-    """The error for a key of the file.
+def _unknown_key_error(
+    path: Path, key: str, problem: str, names: Collection[str]
+) -> UsageError:
+    """The error for a key of the file that is not known.
 
     Args:
-        problem: what is wrong, as the message goes on behind `which`.
-        names: what the key may be, with dashes in them.
+        problem: what is wrong, as the end of a sentence after `which`.
+        names: the keys that are known, with dashes.
     """
     every_name = f"one of {', '.join(sorted(names))}"
     remedy = did_you_mean(key.replace("_", "-"), names, every_name)
@@ -96,9 +103,9 @@ def _unknown(path: Path, key: str, problem: str, names: Collection[str]) -> Usag
     )
 
 
-def _as_typed(param: click.Parameter, value: Any) -> Any:
-    """A value of the file in the form in which click has values of the command line."""
-    # arguments have neither of these attributes
+def _as_click_value(param: click.Parameter, value: Any) -> Any:
+    """A value of the file, in the form that click expects of a default."""
+    # an argument of click has neither `multiple` nor `is_flag`
     is_repeatable = param.nargs == -1 or getattr(param, "multiple", False)
     is_flag = getattr(param, "is_flag", False)
     if is_repeatable:

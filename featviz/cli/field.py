@@ -44,7 +44,7 @@ def field(values: Values) -> int:
     """
     from featviz.inspection.field import measure_fields, picture_name
 
-    # in Python no file is written without `out`; a command has nothing else to give
+    # without --out the command writes a file, too, unlike the function in Python
     if values["out"] is None:
         values["out"] = Path(picture_name(values["source"].spec))
     result = measure_fields(

@@ -255,7 +255,11 @@ def cam(values: Values) -> int:
 
 
 def _check_gates(values: Values) -> None:
-    """Refuse gates that cannot be read, by UsageError, before torch is imported."""
+    """Check the gates of --fail-on, before torch is imported.
+
+    Raises:
+        UsageError: a gate cannot be read.
+    """
     for text in values["fail_on"]:
         parse_gate(text)
 
@@ -296,7 +300,7 @@ def audit(values: Values) -> int:
         output.document(document)
     else:
         output.text(str(audit_table(document)))
-    # "dead" means dead for these images, and this is what people overlook
+    # people overlook that `dead` means dead for these images
     log.info(
         "%s seen; another set of images may give other findings",
         counted(document["images"]["seen"], "image"),
@@ -317,13 +321,13 @@ def _log_proof(proof: Mapping[str, Any]) -> None:
     """Log how much the output changes without the channels that can be cut out.
 
     Args:
-        proof: `verify` of audit.json.
+        proof: the entry `verify` of audit.json.
     """
     if not proof["channels"]:
         log.info("nothing to verify: no channel can be cut out")
         return
     channels = counted(proof["channels"], "channel")
-    # outputs of another shape have no difference
+    # None if outputs cannot be compared, since their shapes differ
     if proof["largest_change"] is None:
         effect = f"cannot be compared: {UNLIKE_OUTPUTS}"
     else:

@@ -1,6 +1,6 @@
-"""What people type by mistake, and what helps: a hint, mostly with the whole corrected
-command. Modules that know models and images are imported late, since --help waits for
-this one."""
+"""What people type by mistake, and what helps: a hint, usually with the whole corrected
+command. Modules about models and images are imported late, since --help imports this
+one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import click
 from featviz.errors import FeatvizError, UsageError
 from featviz.text import quoted
 
-# Characters of a command line that a hint shows: one with an expanded glob may have more.
+# A hint shows a command line of at most this many characters; an expanded glob has more.
 _LONGEST_COMMAND = 500
 _SYNONYMS = {
     "--gpu": "--device=cuda",
@@ -30,8 +30,8 @@ _SYNONYMS = {
     "--class": "--target",
     "--image-size": "--size",
 }
-"""What options of other tools are called here, where the spelling does not lead to it.
-"""
+"""Options of other tools, and what they are called here. Options of similar spelling are
+found without this table."""
 
 _COMMANDS_ELSEWHERE = {
     "show": "look",
@@ -43,63 +43,62 @@ _COMMANDS_ELSEWHERE = {
     "gradcam": "cam",
     "compare": "diff",
 }
-"""What commands of other tools, and words for what commands do, are called here."""
+"""Commands of other tools and other words for commands, and what they are called here."""
 
-# without .pt, which tensors that are images may have
+# without .pt: such a file may be an image as a tensor
 _WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
-# Arguments before and behind a wrong one that may be pieces of the same path.
+# At most this many arguments before a wrong one, and as many behind it, are tried as pieces
+# of the same path.
 _NEIGHBOURS = 5
 # options that take a list
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
 
 
 class Advice(NamedTuple):
-    """What is said of an error of click's."""
+    """What is printed for an error that click has found."""
 
     message: str
     hint: str | None
 
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
-    """What helps with an error: its hint, and where a change of the command would help,
-    the whole corrected command.
+    """The hint for an error, with the whole corrected command if a change of the command
+    would help.
 
     Args:
         arguments: the command line, without `featviz`.
 
     Returns:
-        None where there is nothing to advise.
+        None if there is no hint.
     """
     if isinstance(error, UsageError):
-        # first, since the error may have taken a piece of a list or path for an image
-        other_hint = _joined_words(error.message, arguments) or _run_to_report(
-            arguments
-        )
+        # before the error's own hint: a piece of a list or path may be taken for an image
+        other_hint = _hint_to_join(error.message, arguments) or _hint_to_run(arguments)
         if other_hint is not None:
             return other_hint
     if not error.add and error.replace is None:
         return error.hint
     corrected = list(arguments)
     if error.replace is not None:
-        # replaced where it was typed, alone or behind `--option=`: all else stays
+        # the argument is the wrong text, or `--option=` and the wrong text
         wrong, right = error.replace
         pattern = re.compile(f"(--[a-z-]+=)?{re.escape(wrong)}")
         typed = next(filter(pattern.fullmatch, corrected), None)
-        if typed is None:  # a file of --config has it
+        if typed is None:  # the text stands in a file of --config
             return error.hint
         corrected[corrected.index(typed)] = typed.removesuffix(wrong) + right
     hint = error.hint or ""
     if not error.instead:
-        return _with_command(hint, _added(corrected, error.add)) or None
-    # each of the two remedies gets its command
+        return _with_command(hint, _with_options(corrected, error.add)) or None
+    # the hint has two remedies, and each gets its command
     remedy, _, other_remedy = hint.partition("; ")
-    first = _with_command(remedy, _added(corrected, error.add))
-    second = _with_command(other_remedy, _added(corrected, error.instead))
+    first = _with_command(remedy, _with_options(corrected, error.add))
+    second = _with_command(other_remedy, _with_options(corrected, error.instead))
     return f"{first}; {second}"
 
 
 def as_typed(error: FeatvizError) -> str:
-    """The message of an error, with its options as one types them: `--size big` for
+    """The message of an error, with options as they are typed: `--size big` for
     `size=big`."""
     from featviz.options import flag
 
@@ -111,34 +110,37 @@ def as_typed(error: FeatvizError) -> str:
     return message
 
 
-def _added(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """A command line with further options, before `--` if it has that."""
+def _with_options(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A command line with further options, at its end or before `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [*arguments[:end], *options, *arguments[end:]]
 
 
-def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
-    """The hint where a space has cut a path or a list into several arguments: the command
-    with these joined. None where that is not what happened.
+def _hint_to_join(message: str, arguments: Sequence[str]) -> str | None:
+    """The hint if a space has cut a path or a list into several arguments: the command with
+    these arguments joined. None if there is no such cut.
 
     Args:
-        message: of the error; it quotes the argument that it is about.
-        arguments: the command line, of which the first is the command's name.
+        message: the message of the error; it quotes the wrong argument.
+        arguments: the command line; the first argument is the command's name.
     """
     position = 0
     for index, argument in enumerate(arguments):
         if f" {argument!r}" in message:
             position = index
-    return _joined_path(arguments, position) or _joined_list(arguments, position)
+    return _hint_to_join_path(arguments, position) or _hint_to_join_list(
+        arguments, position
+    )
 
 
-def _joined_path(arguments: Sequence[str], position: int) -> str | None:
-    """The hint where arguments together are a path that exists, `my cat.jpg`; else None.
+def _hint_to_join_path(arguments: Sequence[str], position: int) -> str | None:
+    """The hint if several arguments, joined by spaces, are a path that exists, `my cat.jpg`;
+    else None.
 
     Args:
-        position: of an argument that is a piece of it.
+        position: the index of an argument that is a piece of the path.
     """
-    # of several such paths the one that begins farthest to the left is the likeliest
+    # of several such paths, the one that begins first
     for first in range(max(1, position - _NEIGHBOURS), position + 1):
         for end in range(position + 1, min(position + _NEIGHBOURS, len(arguments)) + 1):
             path = " ".join(arguments[first:end])
@@ -148,11 +150,11 @@ def _joined_path(arguments: Sequence[str], position: int) -> str | None:
     return None
 
 
-def _joined_list(arguments: Sequence[str], position: int) -> str | None:
-    """The hint where a list has spaces, as `--layers conv1 conv2`; else None.
+def _hint_to_join_list(arguments: Sequence[str], position: int) -> str | None:
+    """The hint if a list was typed with spaces, as `--layers conv1 conv2`; else None.
 
     Args:
-        position: of the second item, which was taken for an image.
+        position: the index of the list's second item, which was taken for an image.
     """
     if position < 2 or arguments[position - 2] not in _LISTS:
         return None
@@ -178,20 +180,20 @@ def of_click(
 
     Args:
         arguments: the command line, without `featviz`.
-        group: all commands.
+        group: the group of all commands.
     """
     ctx: click.Context | None = getattr(error, "ctx", None)
-    # without click's own suggestions: the hint has ours
+    # without click's suggestions, since the hint has better ones
     message = re.split(r" \(?Did you mean", error.format_message())[0]
-    # an option without its value; click does not say of which command
+    # an option without its value; this error of click has no context
     if isinstance(error, click.BadOptionUsage):
-        return Advice(message, _help_of(error.option_name, arguments[0], group))
+        return Advice(message, _help_line(error.option_name, arguments[0], group))
     if ctx is None:
         return Advice(message, None)
     if isinstance(error, click.MissingParameter) and isinstance(
         error.param, click.Argument
     ):
-        lacking = missing(str(error.param.name), ctx)
+        lacking = missing_argument(str(error.param.name), ctx)
         return Advice(lacking.message, lacking.hint)
     hint = None
     if isinstance(error, click.NoSuchOption):
@@ -199,16 +201,16 @@ def of_click(
     elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
         hint = _command_hint(arguments, ctx.command.list_commands(ctx))
     elif message.startswith("Got unexpected extra argument"):
-        hint = _run_to_report(arguments)
+        hint = _hint_to_run(arguments)
     if hint is None:
-        # the short help of a long command leaves options out
+        # the short help of a long command does not list all options
         option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
         hint = f"{ctx.command_path} {option} lists all options"
     return Advice(message, hint)
 
 
-def _help_of(option: str, command_name: str, group: click.Group) -> str | None:
-    """The line of `--help` about an option; None where the command has no such option."""
+def _help_line(option: str, command_name: str, group: click.Group) -> str | None:
+    """The line of `--help` about an option; None if the command has no such option."""
     ctx = click.Context(group)
     command = group.get_command(ctx, command_name)
     for param in [] if command is None else command.params:
@@ -219,9 +221,9 @@ def _help_of(option: str, command_name: str, group: click.Group) -> str | None:
     return None
 
 
-def _run_to_report(arguments: Sequence[str]) -> str | None:
-    """The hint where `report` was given a model and an image: a run with `--report`. Else
-    None."""
+def _hint_to_run(arguments: Sequence[str]) -> str | None:
+    """The hint if `report` was given a model and an image: the command `run` with
+    `--report`. Else None."""
     if list(arguments[:1]) != ["report"] or len(arguments) < 3:
         return None
     model, image = arguments[1:3]
@@ -234,16 +236,16 @@ def _run_to_report(arguments: Sequence[str]) -> str | None:
 def _option_hint(
     wrong: str, command: click.Command, arguments: Sequence[str]
 ) -> str | None:
-    """The hint for an option that does not exist; None where no option is like it.
+    """The hint for an option that does not exist; None if no option is like it.
 
     Args:
         wrong: the option as click names it, with its dashes.
-        command: the command that lacks it.
+        command: the command that was given this option.
         arguments: the command line, for the corrected one.
     """
     from featviz.options import InputOptions, declared
 
-    # of `-layers`, click names `-l`
+    # click names only the first letter: `-l` for `-layers`
     for argument in arguments:
         if len(wrong) == 2 and argument.startswith(wrong):
             wrong = argument.partition("=")[0]
@@ -262,8 +264,8 @@ def _option_hint(
 
 
 def _meant_option(wrong: str, command: click.Command) -> str | None:
-    """The option of a command that a wrong one is most like, maybe with a value
-    (`--device=cuda`); None where none is like it."""
+    """The option of a command that is most like a wrong one; it may have a value
+    (`--device=cuda`). None if no option is like it."""
     option_names = ["--help"]
     for param in command.params:
         flags = [*param.opts, *param.secondary_opts]
@@ -272,26 +274,26 @@ def _meant_option(wrong: str, command: click.Command) -> str | None:
     meant = _SYNONYMS.get(f"--{name}", f"--{name}")
     if meant.partition("=")[0] in option_names:
         return meant
-    # Without dashes, which would make all alike. And never --trust: it must not be switched
-    # on by mistake.
+    # Names without dashes, which would make all names alike. --trust is never suggested: it
+    # must not be switched on by mistake.
     names = [option[2:] for option in option_names if option != "--trust"]
     close = []
-    if len(name) > 2:  # one or two letters begin too many options
+    if len(name) > 2:  # too many options begin with one or two letters
         close = [option for option in names if option.startswith(name)]
-    # the beginning of only one option means that option
+    # take an option by its beginning only if no other option begins so
     if len(close) != 1:
         close = close_to(name, names, 0.7)
     return f"--{close[0]}" if close else None
 
 
 def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
-    """The hint for a command that does not exist: the one that is meant, or all.
+    """The hint for a command that does not exist: the likeliest command, or a list of all.
 
     Args:
-        arguments: the command line, of which the first is the wrong name.
-        commands: all names.
+        arguments: the command line; the first argument is the wrong name.
+        commands: the names of all commands.
     """
-    # `featviz version` and `featviz help run` are what other tools have
+    # other tools have `version` and `help run` as commands
     name, *rest = arguments
     if name in ("version", "help"):
         return _with_command(f"did you mean --{name}?", [*rest, f"--{name}"])
@@ -299,29 +301,29 @@ def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
         meant = _COMMANDS_ELSEWHERE.get(name) or "".join(close_to(name, commands))
         if meant:
             return _with_command(f"did you mean {meant}?", [meant, *rest])
-    # a name with a digit, a dot or a colon is mostly one of a model, without `run`
+    # a name with a digit, a dot or a colon is probably a model's: `run` was left out
     elif any(looks_like_image(argument) for argument in rest):
         return _with_command("did you mean run?", ["run", *arguments])
     return f"featviz --help describes them: {', '.join(commands)}"
 
 
 def close_to(name: str, names: Iterable[str], likeness: float = 0.6) -> list[str]:
-    """The one of some names that a misspelt name is most like; an empty list where none
+    """The name that is most like a misspelt one, as a list of one; an empty list if no name
     is like it.
 
     Args:
-        name: in any case; only its first 80 letters count.
-        names: in lower case.
+        name: the misspelt name, in upper or lower case; only 80 letters are read.
+        names: the names to choose from, in lower case.
         likeness: difflib's ratio, 0..1, that a name must reach.
     """
     return difflib.get_close_matches(name[:80].lower(), list(names), 1, likeness)
 
 
 def _with_command(hint: str, arguments: Sequence[str]) -> str:
-    """A hint, and behind it a command line, unless that is too long.
+    """A hint, followed by a command line unless that is too long.
 
     Args:
-        arguments: of the command line, without `featviz`.
+        arguments: the command line, without `featviz`.
     """
     command_line = shlex.join(["featviz", *arguments])
     if len(command_line) > _LONGEST_COMMAND:
@@ -331,12 +333,12 @@ def _with_command(hint: str, arguments: Sequence[str]) -> str:
     return f"{hint} {command_line}" if hint.endswith("?") else f"{hint}: {command_line}"
 
 
-def missing(argument: str, ctx: click.Context) -> UsageError:
+def missing_argument(argument: str, ctx: click.Context) -> UsageError:
     """The error for an argument that was left out.
 
     Args:
-        argument: its name, `model` or `images`.
-        ctx: of the command; its `obj` is the command line.
+        argument: the name of the argument, `model` or `images`.
+        ctx: the context of the command; its `obj` is the command line.
     """
     hint = f"{ctx.command_path} --help has examples"
     if argument == "images":
@@ -351,12 +353,12 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
     image.
 
     Args:
-        ctx: its `obj` is the command line.
-        model: as it was typed.
+        ctx: the context of the command; its `obj` is the command line.
+        model: MODEL, as it was typed.
         images: as they were typed, or as TOML has them.
 
     Raises:
-        UsageError: with the corrected command as its hint.
+        UsageError: one is in the place of the other; the hint has the corrected command.
     """
     arguments: list[str] = list(ctx.obj or ())
     _refuse_weights_among(images, model, arguments)
@@ -370,7 +372,7 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
         noun = "a folder of images"
     raise UsageError(
         f"MODEL {quoted(model)!r} is {noun}",
-        _with_command("MODEL comes first", _swapped(arguments, model, models)),
+        _with_command("MODEL comes first", _with_model_first(arguments, model, models)),
     )
 
 
@@ -385,31 +387,32 @@ def _refuse_weights_among(
         arguments: the whole command line.
 
     Raises:
-        UsageError: with the command that has `--weights` as its hint.
+        UsageError: there is such a file; the hint has the command with `--weights`.
     """
     weights = [image for image in images if Path(image).suffix.lower() in _WEIGHTS]
-    # not where MODEL is a file, which has weights of its own, or MODEL and IMAGE are one
-    # path with a space
+    # A MODEL that is a file has weights of its own. And `MODEL IMAGE` may be one path with
+    # a space.
     if not weights or _exists(model) or _exists(f"{model} {images[0]}"):
         return
     corrected = [text for text in arguments if text != weights[0]]
     raise UsageError(
         f"{quoted(weights[0])!r} is a file of a model, where an image stands",
         _with_command(
-            "its weights are an option", _added(corrected, ["--weights", weights[0]])
+            "its weights are an option",
+            _with_options(corrected, ["--weights", weights[0]]),
         ),
     )
 
 
-def _swapped(
+def _with_model_first(
     arguments: Sequence[str], image: str, models: Collection[str]
 ) -> list[str]:
-    """The command line with a model before the image in the place of MODEL.
+    """The command line with a model put before the image that was typed in place of MODEL.
 
     Args:
-        image: the argument in the place of MODEL.
-        models: arguments that may be meant as the model. The first is taken, or
-            `resnet18` where there are none.
+        image: the argument in place of MODEL.
+        models: the arguments that may be the model. The first one is taken; if there are
+            none, `resnet18` is.
     """
     model = next(iter(models), "resnet18")
     corrected = [word for word in arguments if word != model]

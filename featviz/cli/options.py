@@ -1,8 +1,8 @@
-"""Commands of the command line, and their options: made of the records of
-`featviz.options`, beside the few that only the command line has.
+"""Commands of the command line, and their options. Options are made from the records of
+`featviz.options`; a few are only for the command line.
 
-`--help` of a long command shows the options that a newcomer needs, `--help-all` all in
-groups."""
+`--help` of a long command shows the options that a newcomer needs; `--help-all` shows all
+options in groups."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ from featviz.options import (
 
 # A command with more options than this is long: --help shows only the first of them.
 _LONG = 15
-# The key in the `meta` of click's contexts that says that all options are shown.
+# This key is in the `meta` of a context of click if help is to show all options.
 _SHOW_ALL = "featviz.help_all"
 
 
 class ClickOption(click.Option):
-    """An option of click that knows its place in the help; a flag, unless it has a type.
+    """An option of click that knows its place in the help. Without a `type` in `settings` it
+    is a flag.
 
     Args:
-        help_text: what it does; only --help-all shows what stands behind a form feed.
-        *flags: its names, such as `-o` and `--out`.
-        group: one of GROUPS, the heading under which --help-all lists it.
-        first: whether `--help` of a long command lists it.
-        default_text: its default as help shows it; empty shows none.
+        help_text: what the option does; text after a form feed is only for --help-all.
+        *flags: the names of the option, such as `-o` and `--out`.
+        group: one of GROUPS, the heading under which --help-all lists the option.
+        first: whether `--help` of a long command lists the option.
+        default_text: the default as help shows it; empty for none.
         **settings: further arguments of click.Option.
     """
 
@@ -74,17 +75,17 @@ class ClickOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists options in groups. Only --help-all shows what stands
-    behind a form feed in its docstring."""
+    """A command whose help lists options in groups. Text after a form feed in its docstring
+    is only for --help-all."""
 
     @property
     def is_long(self) -> bool:
-        """Whether `--help` leaves options to `--help-all`."""
-        return len(self.params) > _LONG + 1  # --help-all does not count
+        """Whether `--help` shows only the first options."""
+        return len(self.params) > _LONG + 1  # one more for --help-all
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the command does, and its options in groups; of a long command only
-        the first ones, but for --help-all."""
+        """Write what the command does, and its options in groups. For a long command without
+        --help-all, write only the first options."""
         show_all = _SHOW_ALL in ctx.meta or not self.is_long
         brief, _, rest = inspect.cleandoc(self.help or "").partition("\f")
         self.format_usage(ctx, formatter)
@@ -119,14 +120,14 @@ def _write_options(
     """Write a section of a command's help, unless all of its options are hidden.
 
     Args:
-        title: of the section.
-        options: those to list, in this order. Only --help-all shows what stands behind a
-            form feed in their texts.
+        title: the title of the section.
+        options: the options to list, in this order. Text after a form feed in their help is
+            only for --help-all.
     """
     rows = []
     for option in options:
         record = option.get_help_record(ctx)
-        if record is None:  # it is hidden
+        if record is None:  # the option is hidden
             continue
         flags, text = record
         brief, _, rest = text.partition("\f")
@@ -141,11 +142,11 @@ def _write_options(
 
 
 def show_all_help(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
-    """The callback of --help-all: print the whole help, of a group also that of every
-    command, and exit."""
+    """The callback of --help-all: print the whole help, and exit. For the group, print also
+    the whole help of every command."""
     if not is_given or ctx.resilient_parsing:
         return
-    # contexts of commands inherit `meta`
+    # the contexts of commands inherit `meta` from that of the group
     ctx.meta[_SHOW_ALL] = True
     texts = [ctx.get_help()]
     if isinstance(ctx.command, click.Group):
@@ -165,29 +166,32 @@ def _set_level(ctx: click.Context, param: click.Parameter, is_given: bool) -> No
 
 
 def _existing_file(text: str) -> Path:
-    """A path of something that exists; whoever reads it refuses a folder.
+    """A path that exists. A folder is not refused here, but when it is read.
 
     Raises:
-        UsageError: nothing is there, or `text` is a URL.
+        UsageError: the path does not exist, or `text` is a URL.
     """
-    return _existing(text, "File")
+    return _existing_path(text, "File")
 
 
 def existing_run(text: str) -> Path | Url:
-    """The path of something that exists, or a URL; the reader of runs refuses what is no
-    run directory.
+    """A path that exists, or a URL. Whether it is a run directory is checked when it is
+    read.
 
     Raises:
-        UsageError: nothing is there.
+        UsageError: the path does not exist.
     """
-    return Url.of_run(text) if is_url(text) else _existing(text, "Directory")
+    return Url.of_run(text) if is_url(text) else _existing_path(text, "Directory")
 
 
-def _existing(text: str, noun: str) -> Path:
-    """A path where something is; UsageError where nothing is, and for a URL.
+def _existing_path(text: str, noun: str) -> Path:
+    """A path that exists.
 
     Args:
-        noun: what should be there, as the message begins: `Directory`.
+        noun: what should be there, for the message: `Directory`.
+
+    Raises:
+        UsageError: the path does not exist, or `text` is a URL.
     """
     refuse_url(text)
     path = Path(text)
@@ -207,14 +211,14 @@ _CHECKS = {
     "ablate": "featviz.gradients.interventions:parse_ablate",
     "edit": "featviz.gradients.interventions:parse_edit",
 }
-"""The function that refuses a bad value of an option that has a grammar of its own, by
-module and name. It is called while the command line is read, before torch is imported,
-which takes seconds; and imported only for a value, since --help waits for no numpy."""
+"""For options whose values have a grammar: `module:function` of the function that refuses a
+bad value. It is called while the command line is read, before torch is imported, which takes
+seconds. It is imported only if there is a value, so that --help need not import numpy."""
 
 
 Values: TypeAlias = dict[str, Any]
-"""A command line as it was read: values of options and arguments by name, and `source`,
-the options of the model."""
+"""A command line as it was read: values of options and arguments by name. For a command with
+a MODEL, `source` has the options of the model."""
 
 
 def command(
@@ -231,15 +235,15 @@ def command(
     values of the command line and returns an exit code.
 
     Args:
-        *records: the options are the fields of these records and of those nested in them.
-        arguments: what the command takes besides options.
+        *records: the options are the fields of these records, and of the records in them.
+        arguments: the arguments of the command.
         flags: further options, which only the command line has.
         json: what --json prints on stdout, for its help.
         but: names of fields that are no options of this command.
-        result: the record of its result, such as `run.json`, if --out is a folder that
-            the result fills; else empty.
-        check: called with the values before torch is imported; refuses options that
-            cannot go together.
+        result: if --out is the folder of the result, the name of the record in it, such as
+            `run.json`; else empty.
+        check: called with the values before torch is imported; raises UsageError for
+            options that contradict each other.
         **defaults: defaults of options that differ from those of the records.
     """
     options = every_option(*records)
@@ -254,7 +258,7 @@ def command(
     ]
 
     def decorate(function: Callable[[Values], int]) -> Command:
-        """Makes the command; its name and help are those of the function."""
+        """Make the command, with the function's name and its docstring as help."""
         made = Command(
             function.__name__,
             params=params,
@@ -262,7 +266,7 @@ def command(
             # its docstring is its help
             help=str(function.__doc__).replace("{MODEL}", MODEL_HELP),
         )
-        # hidden where --help shows all options
+        # hidden if --help shows all options already
         made.params.append(
             ClickOption(
                 "Show all options in groups and exit.",
@@ -290,11 +294,11 @@ def _general_options() -> list[ClickOption]:
             group=GENERAL,
             expose_value=False,
             callback=read_config,
-            # before all others: it sets their defaults
+            # read before all others, since it sets their defaults
             is_eager=True,
             type=_existing_file,
             metavar="FILE",
-            shell_complete=_paths,
+            shell_complete=_complete_paths,
         ),
         level("Print only errors on stderr.", "-q", "--quiet"),
         level("Print more details, and tracebacks, on stderr.", "-v", "--verbose"),
@@ -307,13 +311,14 @@ def _call(
     check: Callable[[Values], object] | None,
     **values: Any,
 ) -> int:
-    """Check the values of a command line, and call the function of the command. For a
-    command with a MODEL, `source` becomes the options of the model, and all that can be
-    refused without torch is refused before that is imported.
+    """Call the function of a command with the values of a command line. If the command has
+    a MODEL, first set `source` to the options of the model, and check the values: all that
+    can be refused without torch is refused before torch is imported.
 
     Args:
-        result: as of `command`.
-        check: as of `command`.
+        function: the function of the command.
+        result: as in `command`.
+        check: as in `command`.
 
     Raises:
         UsageError: a value cannot be used, or an argument is missing.
@@ -321,7 +326,7 @@ def _call(
     """
     if "model" not in values:
         return function(values)
-    # before what knows images, which imports numpy
+    # before the imports below, which import numpy
     if result:
         _check_out(values, result)
     if check is not None:
@@ -337,10 +342,9 @@ def _call(
     if model and "images" in values:
         mistakes.refuse_swapped(ctx, model, images)
     if not model:
-        raise mistakes.missing("model", ctx)
+        raise mistakes.missing_argument("model", ctx)
     if "images" in values and not images and not values["input"]:
-        raise mistakes.missing("images", ctx)
-    # the cheapest checks first
+        raise mistakes.missing_argument("images", ctx)
     values["source"] = read_from(ModelOptions, dict(values), spec=model)
     values["images"] = images
     check_source(values["source"])
@@ -357,15 +361,15 @@ def images_of(values: Values) -> Sequence[str]:
 
 
 def _check_out(values: Values, result: str) -> None:
-    """Refuse an --out that holds files of others, which nothing replaces. An earlier
-    result is refused later, when the model is loaded: an error such as a misspelt layer
-    should come first.
+    """Refuse an --out with files that featviz did not write, which are never replaced. An
+    earlier result of the command is refused only when the model is loaded, so that an
+    error such as a misspelt layer comes first.
 
     Args:
-        result: the record of the command's result.
+        result: the name of the record of the command's result.
 
     Raises:
-        StoreError: it holds such files.
+        StoreError: there are such files.
     """
     from featviz.rundir.place import check_free
 
@@ -373,7 +377,7 @@ def _check_out(values: Values, result: str) -> None:
     out = values["out"]
     if joins_run or not isinstance(out, Path) or not out.is_dir():
         return
-    # another check, with a message of its own, refuses a folder that holds an input
+    # a folder that holds an input is refused by another check, with a message of its own
     names = [values["model"], values["weights"], *values.get("images", ())]
     inputs = [os.path.realpath(str(name).partition(":")[0]) for name in names if name]
     if not any(Path(path).is_relative_to(os.path.realpath(out)) for path in inputs):
@@ -381,10 +385,10 @@ def _check_out(values: Values, result: str) -> None:
 
 
 def click_option(option: Option) -> ClickOption:
-    """Make click's option of a field, with its flags, help and values."""
+    """Make an option of click from the field of a record."""
     flags = list(option.flags)
     settings: dict[str, Any] = {}
-    # click passes texts on: `_read` lets the field read them, as values of Python or TOML
+    # click passes on the text, and `_read_value` lets the field read it
     if not option.is_flag:
         metavar = option.metavar
         if not metavar and option.choices:
@@ -404,16 +408,16 @@ def click_option(option: Option) -> ClickOption:
         group=option.group,
         first=option.first,
         default_text=_default_text(option),
-        callback=partial(_read, option),
+        callback=partial(_read_value, option),
         **settings,
     )
 
 
 def _default_text(option: Option) -> str:
-    """The default of an option as help shows it; empty where it shows none."""
+    """The default of an option as help shows it; empty if help shows none."""
     if option.default_text:
         return option.default_text
-    # help shows no flag's default, and a bool would pass for an int
+    # no default is shown for a flag; checked first, since a bool is an int
     if isinstance(option.default, bool):
         return ""
     if isinstance(option.default, (str, int, float, Path)):
@@ -421,25 +425,25 @@ def _default_text(option: Option) -> str:
     return ""
 
 
-def _read(
+def _read_value(
     option: Option, ctx: click.Context, param: click.Parameter, value: Any
 ) -> Any:
-    """The callback of an option: its value as the field reads it, checked; the default
-    as it is.
+    """The callback of an option: let the field read the value, and check it. A default is
+    returned as it is.
 
     Args:
-        value: the text as it was typed; a tuple of texts where the option may be
-            repeated; a bool of a flag; or a value of TOML.
+        value: the text as it was typed; a tuple of texts if the option may be repeated; a
+            bool for a flag; or a value of TOML.
 
     Raises:
-        UsageError: the field, or the grammar of its value, refuses it.
+        UsageError: the field cannot read the value, or the check refuses it.
     """
-    # a default needs no check, and shell completion wants no errors
+    # a default needs no check, and shell completion shall give no errors
     source = ctx.get_parameter_source(option.name)
     if source is ParameterSource.DEFAULT or ctx.resilient_parsing:
         return option.default
     read = option.value(list(value) if isinstance(value, tuple) else value)
-    # None stands for "not given"; a repeatable option has a tuple
+    # None stands for "not given"; a repeatable option gives a tuple
     if option.name in _CHECKS and read is not None:
         module, _, function = _CHECKS[option.name].partition(":")
         check = getattr(import_module(module), function)
@@ -449,17 +453,17 @@ def _read(
 
 
 def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
-    """The function with which a shell completes values of an option: paths, or its
-    choices; None for other options."""
+    """The function that completes values of an option in a shell, to paths or to the
+    option's choices; None for other options."""
     if option.is_path:
-        return _paths
+        return _complete_paths
     if not option.choices:
         return None
 
     def complete(
         ctx: click.Context, param: click.Parameter, begun: str
     ) -> list[CompletionItem]:
-        """The choices that begin with what was typed so far."""
+        """The choices that begin with the text that was typed so far."""
         return [
             CompletionItem(choice)
             for choice in option.choices
@@ -469,15 +473,15 @@ def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
     return complete
 
 
-def _paths(
+def _complete_paths(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
-_argument = partial(click.Argument, shell_complete=_paths)
+_argument = partial(click.Argument, shell_complete=_complete_paths)
 MODEL = _argument(["model"], required=False, metavar="MODEL")
-"""The help of a command lists its forms in the place of {MODEL}."""
+"""In the docstring of a command, {MODEL} stands for the help text of its forms."""
 IMAGES = _argument(["images"], nargs=-1, metavar="IMAGE...")
 FILE = _argument(["file"], type=_existing_file)
 RUN = _argument(["run"], type=existing_run)
@@ -491,8 +495,8 @@ def run_arguments(name: str, metavar: str) -> click.Argument:
     """The argument of a command that takes one or more run directories.
 
     Args:
-        name: under which the values have them.
-        metavar: what help calls them.
+        name: the name of the argument in `Values`.
+        metavar: the name in help.
     """
     return _argument(
         [name], nargs=-1, required=True, metavar=metavar, type=existing_run

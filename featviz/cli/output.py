@@ -47,12 +47,12 @@ def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
 
 
 def text(message: str = "") -> None:
-    """Print a text on stdout, after the warnings that wait, and flush it: a full disk or a
-    reader that has gone is to show here, and not when Python ends.
+    """Print the waiting warnings, and then a text on stdout. stdout is flushed, so that a
+    full disk or a closed pipe is an error here, and not when Python ends.
 
     Args:
-        message: printed as it is; it gets a line end if it has none. An empty text only
-            flushes.
+        message: printed as it is, with a line end added if it has none. An empty text only
+            flushes stdout.
 
     Raises:
         BrokenPipeError: the reader has gone.
@@ -72,16 +72,16 @@ def text(message: str = "") -> None:
 
 
 def drop_stdout() -> None:
-    """Send stdout to the null device: else Python would fail at its end, when it prints
-    what is left."""
+    """Send stdout to the null device. Otherwise Python would fail when it ends, and flushes
+    stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print on stderr what went wrong, and what helps, with control characters escaped.
+    """Print an error and a hint on stderr, with control characters escaped.
 
     Args:
-        hint: None or an empty text prints no second line.
+        hint: None or an empty text for no hint.
     """
     click.echo(f"error: {printable(message)}", err=True)
     if hint:
@@ -89,24 +89,23 @@ def error(message: str, hint: str | None = None) -> None:
 
 
 def image_error(image: str, message: str, hint: str | None = None) -> None:
-    """Print on stderr what went wrong with an image, and the hint unless it was printed
-    for an earlier image."""
+    """Print on stderr why an image failed, and the hint unless it was printed before."""
     error(of_image(image, message), None if hint in image_hints else hint)
     image_hints.add(hint or "")
 
 
 def left_out(skipped: Iterable[Skip], never_ran: Collection[str] = ()) -> None:
-    """Warn of what could not be drawn, and of layers that did not run."""
+    """Warn of captures that could not be drawn, and of layers that did not run."""
     for line in gaps({skip.label: skip.reason for skip in skipped}, never_ran):
         log.warning("%s", line)
 
 
 def to_look_at(noun: str, *arguments: object) -> str:
-    """How to look at a result: `to look at them: featviz report maps --open`.
+    """A hint how to look at a result: `to look at them: featviz report maps --open`.
 
     Args:
         noun: stands for the result: `them`, `the findings`.
-        *arguments: of `featviz report`.
+        *arguments: the arguments of `featviz report`.
     """
     command_line = shlex.join(["featviz", "report", *map(str, arguments)])
     return f"to look at {noun}: {command_line}"
@@ -136,11 +135,11 @@ def log_written(noun: str, page: Path, show: bool) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int], None]]:
-    """A progress bar over images, if stderr is a terminal: a bar would fill a log or a pipe
-    with control characters.
+    """A progress bar over images. If stderr is not a terminal there is no bar, since a bar
+    would fill a log with control characters.
 
     Yields:
-        A function that moves the bar by one image; it takes the number of images in all.
+        A function that moves the bar by one image; it takes the number of all images.
     """
     if not sys.stderr.isatty():
         yield lambda total: None
@@ -155,12 +154,17 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
-    """The `progress` of a `run.study.Study`, with a bar on a terminal. It prints why an
-    image failed, and with the first that did not the warnings that wait."""
+    """The `progress` of a `run.study.Study`. It moves a bar on a terminal, prints why an
+    image failed, and prints the waiting warnings with the first image that did not fail.
+
+    Yields:
+        A function that takes an image's name, its error (None if it did not fail), and the
+        number of all images.
+    """
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:
-            """Moves the bar, and prints what is to be said of an image."""
+            """Move the bar, and print the error of an image or the waiting warnings."""
             advance(total)
             if fault is None:
                 print_waiting()

@@ -62,7 +62,7 @@ def report(values: Values) -> int:
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
-    # for the message that a RUN has which is not there
+    # the same message as for a RUN that does not exist
     for name in ("compare", "kernels", "exemplars", "audit"):
         if values[name] is not None:
             existing_run(str(values[name]))
@@ -139,9 +139,9 @@ def verify(values: Values) -> int:
 
     with output.progress_bar() as advance:
         runs = verify(values["runs"], progress=advance)
-    # the steps of a series come one after the other; one more line is about all of them
+    # the steps of a series stand together; a line about the whole series follows them
     for series, group in groupby(runs, key=lambda run: run["series"]):
-        are_whole = [_print_verified(run) for run in group]
+        are_whole = [_print_faults(run) for run in group]
         if series is not None:
             damaged = are_whole.count(False)
             state = "whole"
@@ -156,7 +156,7 @@ def verify(values: Values) -> int:
     return 0 if all_whole else CHECK_FAILED
 
 
-def _print_verified(run: Mapping[str, Any]) -> bool:
+def _print_faults(run: Mapping[str, Any]) -> bool:
     """Print the faults of a run, and return whether it is whole."""
     root = run["run"]
     for row in run["faults"]:
@@ -168,7 +168,7 @@ def _print_verified(run: Mapping[str, Any]) -> bool:
     if run["faults"]:
         damaged = {row["image"] for row in run["faults"] if row["image"] is not None}
         state = "damaged"
-        if damaged:  # not run.json alone
+        if damaged:  # a fault of run.json belongs to no image
             state = f"{counted(len(damaged), 'image')} damaged"
     if run["missing"]:
         state += f"; {counted(run['missing'], 'image')} failed or not drawn yet"

@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NAMED = 3  # layers or images that a message names
+_NAMED = 3  # a message names at most this many layers or images
 
 
 def _passes(values: Values) -> PassOptions:
-    """The options of the pass, completed and checked together with those of drawing.
+    """The options of the pass, completed for what is drawn, and checked.
 
     Raises:
-        UsageError: they contradict each other, or one of them would do nothing.
+        UsageError: options of the pass and of drawing contradict each other, or one of
+            them would do nothing.
     """
     draw = read_from(DrawOptions, dict(values))
     passes = for_drawing(read_from(PassOptions, dict(values)), draw, values["seed"])
@@ -115,13 +116,13 @@ def run(values: Values) -> int:
             return 0
         return _dry_run(source, images, options, values["json"])
     if shard is not None:
-        options = _sharded(options, shard, images)
+        options = _options_of_shard(options, shard, images)
     with_report = values["report"] or values["open"]
     with output.progress_bar() as advance:
         printer = RunPrinter(advance, as_json=values["json"])
         result = pipeline.run(source, images, options, printer.image)
     printer.end(result, name_report=not with_report)
-    # of several shards only the last one to end knows the whole run
+    # only the shard that ends last has the results of the whole run
     if with_report and (result.whole or options.shard is None):
         from featviz.options.commands import ReportOptions
         from featviz.report import build_report
@@ -136,7 +137,7 @@ def run(values: Values) -> int:
 def _dry_run(
     source: ModelOptions, images: list[str], options: RunOptions, as_json: bool
 ) -> int:
-    """Print what a run would do, as text or JSON; the exit code, 0."""
+    """Print what a run would do, as text or JSON, and return the exit code 0."""
     from featviz.run.dry_run import dry_run, render
 
     plan = dry_run(source, images, options)
@@ -148,7 +149,7 @@ def _dry_run(
 
 
 class RunPrinter:
-    """Prints what `run` has to say: of each image when it is done, and at the end of the
+    """Prints the messages of `run`: about each image when it is done, and at the end of the
     run."""
 
     def __init__(
@@ -157,41 +158,41 @@ class RunPrinter:
         """Begin with no image.
 
         Args:
-            advance: moves the progress bar by one image; takes their number in all.
+            advance: moves the progress bar by one image; takes the number of all images.
             as_json: whether to print a line of JSON for each image.
-            title: stands before messages about layers, to tell several runs apart.
+            title: begins messages about layers, to tell several runs apart.
         """
         self._advance = advance
         self._title = title
-        self._as_json = as_json
+        self._json_line = as_json
         # layers without a picture in some image
         self._never_ran: dict[str, None] = {}
         self._skipped: dict[str, str] = {}
 
     def image(self, result: ImageResult, total: int) -> None:
-        """Print what became of an image.
+        """Print the result of an image.
 
         Args:
             total: how many images there are in all.
         """
         self._advance(total)
-        # kept by layer for `log_gaps`: a layer mostly has no picture in any image
+        # collected by layer for `log_gaps`: if one image has no picture of a layer, usually
+        # no image has
         self._never_ran |= dict.fromkeys(result.never_ran)
         self._skipped |= {skip.label: skip.reason for skip in result.skipped}
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
         else:
-            # before the first image alone
             if output.waiting:
                 output.print_waiting()
             if not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
                 _log_outcome(result.name, result.outcome)
-        if self._as_json:
-            output.document(_as_json(result), indent=None)
+        if self._json_line:
+            output.document(_json_line(result), indent=None)
 
     def end(self, result: RunResult, name_report: bool) -> None:
-        """Print what became of the run: what is missing, and in the last line what was
-        written and what failed.
+        """Print the result of the run: which images and layers are missing, and in the last
+        line what was written and what failed.
 
         Args:
             name_report: whether the last line names the command that makes a report.
@@ -205,7 +206,7 @@ class RunPrinter:
                 missing,
                 len(complete),
             )
-        # as where there are more shards than images
+        # if there are more shards than images
         if not result.images and not result.missing:
             log.info("no image is left for this shard")
         if not complete or result.drew_nothing:
@@ -224,8 +225,8 @@ class RunPrinter:
         log.info("%s", line)
 
     def log_gaps(self, result: RunResult) -> None:
-        """Name the layers that have no picture of some image: in warnings, or in an error
-        where the run has no picture at all."""
+        """Name the layers without a picture of some image: in warnings, or in an error if the
+        run has no picture at all."""
         lines = gaps(self._skipped, self._never_ran)
         if result.drew_nothing:
             reasons = "; ".join(lines) or "no layer was taken"
@@ -236,8 +237,8 @@ class RunPrinter:
             log.warning("%s%s", self._title, line)
 
 
-def _as_json(result: ImageResult) -> dict[str, Any]:
-    """The JSON line of an image; of one that failed it has only the error."""
+def _json_line(result: ImageResult) -> dict[str, Any]:
+    """The content of an image's JSON line; for an image that failed only the error."""
     if result.error is not None:
         return {"image": result.name, "error": result.error}
     line: dict[str, Any] = {
@@ -257,7 +258,7 @@ def _as_json(result: ImageResult) -> dict[str, Any]:
 
 
 def _log_outcome(name: str, outcome: Outcome) -> None:
-    """Log the prediction for an image, and what interventions changed."""
+    """Log the prediction for an image, and how much interventions changed the output."""
     after = f"{name} after" if outcome.intervened else name
     for title, scores in (
         (f"{name} before", outcome.before),
@@ -283,18 +284,18 @@ def _log_outcome(name: str, outcome: Outcome) -> None:
 
 
 def shard_of_process() -> Shard | None:
-    """The shard of this process, by the environment: RANK and WORLD_SIZE (of torchrun), or
-    SLURM_PROCID and SLURM_NTASKS. None for a process that runs alone.
+    """The shard of this process, from the environment: RANK and WORLD_SIZE (of torchrun), or
+    SLURM_PROCID and SLURM_NTASKS. None if this is the only process.
 
     Raises:
-        UsageError: they are not numbers, or the first is not below the second.
+        UsageError: the variables are not numbers, or the first is not below the second.
     """
-    # torchrun first: where it runs in a job of SLURM, SLURM's variables count its launchers
+    # torchrun first: in a job of SLURM, SLURM's variables count the launchers of torchrun
     for index_name, count_name in (
         ("RANK", "WORLD_SIZE"),
         ("SLURM_PROCID", "SLURM_NTASKS"),
     ):
-        # both names: RANK alone may be anybody's variable
+        # both are needed: RANK by itself may be somebody else's variable
         if index_name not in os.environ or count_name not in os.environ:
             continue
         index = _number_in(index_name)
@@ -312,15 +313,16 @@ def shard_of_process() -> Shard | None:
 
 
 def _number_in(name: str) -> int:
-    """The number in a variable of the environment, which must be set; -1 where its text
-    is not a number."""
+    """The number in a variable of the environment, which must be set; -1 if its text is not
+    a number."""
     text = os.environ[name]
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
 
 
-def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions:
-    """The options of a run for one of several processes, which draws a shard of the
-    images.
+def _options_of_shard(
+    options: RunOptions, shard: Shard, images: list[str]
+) -> RunOptions:
+    """The options of a run with a shard, for one of several processes.
 
     Raises:
         UsageError: the images are listed on stdin, which the processes of torchrun
@@ -336,8 +338,9 @@ def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions
 
 
 def _exit_code_of_shard(result: RunResult) -> int:
-    """The exit code of one of several processes. torchrun ends all of them when one fails,
-    so that only the last one to end reports failed images, those of all processes."""
+    """The exit code of one of several processes. torchrun ends all processes when one fails.
+    So failed images are reported only by the process that ends last, and it reports those
+    of all processes."""
     only_images_failed = result.failures and not (result.missing or result.interrupted)
     if only_images_failed and not result.whole and _runs_in_torchrun():
         return 0

@@ -14,7 +14,7 @@ from featviz.text import counted
 log = logging.getLogger(__name__)
 
 
-# in Python no file is written without `out`; a command has nothing else to give
+# without --out the command writes a file, too, unlike the function in Python
 @command(
     SheetOptions,
     arguments=[run_arguments("runs", metavar="RUN...")],
