@@ -1,5 +1,5 @@
-"""The arguments of the public functions: keywords are the options of the command line, a
-module is borrowed and given back as it was, and images in memory become files."""
+"""The arguments of the public functions. Keywords are the options of the command line. A
+module is borrowed, and left as it was. Images in memory are written into files."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from featviz.options import (
 from featviz.run.results import TemporaryFolder
 
 Model: TypeAlias = str | Path | nn.Module
-"""A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is
-given back as it was."""
+"""A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is left as
+it was."""
 Layers: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 Pictures: TypeAlias = Picture | Sequence[Picture] | Mapping[str, Tensor]
@@ -52,24 +52,24 @@ T = TypeVar("T", bound=Struct)
 
 NOT_OF_KERNELS = ("overlay", "reduce", "figure", "flat", "tensors")
 NOT_OF_TENSORS = ("figure", "flat", "format", "tensors")
-"""Drawing options that `kernels` lacks, and those that `grid` lacks."""
+"""Drawing options that `kernels` does not have, and those that `grid` does not have."""
 NOT_IN_PYTHON = ("nul_separated", "input")
-"""Options of the command line alone: in Python a list of paths is a list, and a mapping of
-tensors takes the place of `--input`."""
+"""Options that only the command line has. In Python, a list of paths is a list, and a
+mapping of tensors replaces `--input`."""
 
 
 def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F], F]:
-    """Make a decorator that replaces `**options` in a function's signature by one keyword
-    for each option, with its type and default, and documents these. Errors of the function
-    name options as Python does.
+    """Make a decorator for functions with `**options`. In the signature it replaces
+    `**options` by a keyword for each option, with type and default, and it adds the options
+    to the docstring. Errors of the function name options as Python does.
 
     Args:
-        *records: the options are the fields of these records and of those nested in them.
-        but: names of options that the function lacks.
+        *records: the options are the fields of these records, and of the records in them.
+        but: names of options that the function does not have.
     """
 
     def decorate(function: F) -> F:
-        """Changes the function's signature and documentation; returns it wrapped."""
+        """Change the function's signature and docstring, and return it wrapped."""
         # editors, notebooks and Sphinx read `__signature__`
         signature = inspect.signature(function)
         parameters = dict(signature.parameters)
@@ -98,38 +98,38 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
     return decorate
 
 
-# An option, with the space behind it if a value follows; or a whole command of a hint,
-# which stays as it is.
+# Matches an option, with the space behind it if a value follows; or a whole command in a
+# hint, in which nothing is replaced.
 _TYPED = re.compile(
     r"`[^`]*`|\b(?:featviz [a-z]+|pip) .*"
     r"|--([a-z][a-z-]*)( (?=['\"\d]|[A-Z]{2}|none\b|(?!out$)\w+(?:[,:]\w|;|$)))?"
 )
 
 
-class _InKeywords(logging.Handler):
-    """Changes records of the log to name options as Python does, before handlers of the
-    caller get them."""
+class _PythonNames(logging.Handler):
+    """Changes the messages of the log, so that they name options as Python does, before
+    handlers of the caller get them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Change a record in place; print a warning that nobody else handles."""
+        """Change a record in place. If no other handler gets a warning, print it."""
         record.msg = _TYPED.sub(_python_name, record.getMessage())
         record.args = ()
-        # Python prints warnings that have no handler, but this is one
+        # without this handler, Python would print a warning that no handler gets
         handlers = {*_LOGGER.handlers, *logging.root.handlers} - {self}
         if not handlers and record.levelno >= logging.WARNING and logging.lastResort:
             logging.lastResort.handle(record)
 
 
 _LOGGER = logging.getLogger("featviz")
-_IN_KEYWORDS = _InKeywords()
+_PYTHON_NAMES = _PythonNames()
 
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Let errors and warnings of the block name options as Python does: `layers='Relu'`
-    for `--layers 'Relu'`. As `@in_python()` it decorates a function."""
-    is_outermost = _IN_KEYWORDS not in _LOGGER.handlers
-    _LOGGER.addHandler(_IN_KEYWORDS)
+    """In this block, let errors and warnings name options as Python does: `layers='Relu'`
+    for `--layers 'Relu'`. Also a decorator, `@in_python()`."""
+    is_outermost = _PYTHON_NAMES not in _LOGGER.handlers
+    _LOGGER.addHandler(_PYTHON_NAMES)
     try:
         yield
     except FeatvizError as error:
@@ -141,37 +141,38 @@ def in_python() -> Iterator[None]:
         raise
     finally:
         if is_outermost:
-            _LOGGER.removeHandler(_IN_KEYWORDS)
+            _LOGGER.removeHandler(_PYTHON_NAMES)
 
 
 def _python_name(typed: re.Match[str]) -> str:
-    """What replaces a match of `_TYPED`: `layers=` for `--layers ` before a value, `layers`
-    for `--layers` alone; a command stays as it is."""
+    """The text that replaces a match of `_TYPED`: `layers=` for `--layers ` before a value,
+    `layers` for `--layers` without one. A command stays as it is."""
     if typed[1] is None:
         return typed[0]
     return typed[1].replace("-", "_") + ("=" if typed[2] else "")
 
 
 def names_of(*records: type[Struct], but: Sequence[str] = ()) -> set[str]:
-    """The names of all keywords that are options of some records, and `forward_args`.
+    """The names of all keywords of a function: the options of some records, and
+    `forward_args`.
 
     Args:
-        *records: as of `keywords_of`.
+        *records: as in `keywords_of`.
         but: names that are left out.
     """
     return {*every_option(*records), "forward_args"} - {*but, *NOT_IN_PYTHON}
 
 
-# Hooks of two threads on one module would take each other's tensors. A lock is dropped
-# together with its module.
+# A lock for each module, since hooks of two threads on one module would take each other's
+# tensors. A lock is removed with its module.
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 _LOOKING_UP = Lock()
 
 
 @contextmanager
 def alone_with(model: Any) -> Iterator[None]:
-    """Keep a module for this thread during the block; other threads wait. A copy of the
-    module has a lock of its own.
+    """In this block, lock a module for this thread; other threads wait. A copy of the module
+    has a lock of its own.
 
     Args:
         model: a module; anything else is not locked.
@@ -179,7 +180,7 @@ def alone_with(model: Any) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
-    # WeakKeyDictionary.setdefault alone is not safe between threads
+    # WeakKeyDictionary.setdefault is not safe between threads without a lock
     with _LOOKING_UP:
         lock = _LOCKS.setdefault(uncompiled(model), RLock())
     with lock:
@@ -187,20 +188,20 @@ def alone_with(model: Any) -> Iterator[None]:
 
 
 class Feeding(NamedTuple):
-    """What the caller adds to a model: preprocessing, arguments, and names of classes."""
+    """What the caller gives for a model: preprocessing, arguments, and names of classes."""
 
     transform: UserTransform | None
-    """A function in place of the model's own preprocessing; None keeps that."""
+    """A function that replaces the model's own preprocessing; None keeps that."""
     forward_args: Mapping[str, Any]
     """Further arguments of forward, by name."""
     classes: str | Path | Sequence[str] | None = None
-    """The names of a module's classes, or their file; None where they are not given."""
+    """The names of a module's classes, or the file with them; None if not given."""
 
 
 def in_one_process(model: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords with `jobs=1`, if `jobs` is not given and the model or the transform is an
-    object of the caller. What such an object stores while it runs (counters, lists) would
-    be lost with a worker process."""
+    """Add `jobs=1` to keywords without `jobs`, if the model or the transform is an object of
+    the caller. In a worker process, what such an object stores while it runs (counters,
+    lists) would be lost. Returns new keywords."""
     is_callers_own = isinstance(model, nn.Module) or callable(keywords.get("transform"))
     if keywords.get("jobs") is None and is_callers_own:
         return {**keywords, "jobs": 1}
@@ -208,11 +209,11 @@ def in_one_process(model: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_feeding(keywords: dict[str, Any]) -> Feeding:
-    """Take `transform` and `forward_args` out of some keywords.
+    """Read `transform` and `forward_args` from keywords, and remove them there.
 
     Args:
-        keywords: by name, changed in place. A `transform` that is text stays: it is an
-            option of a MODEL string.
+        keywords: by name, changed in place. A `transform` that is text is not removed: it is
+            an option for a MODEL string.
 
     Raises:
         UsageError: `forward_args` is not a mapping.
@@ -236,16 +237,16 @@ def borrowed(
     inputs: InputOptions,
     feeding: Feeding,
 ) -> Iterator[Any]:
-    """Feed a model in the caller's way during the block. A module is kept for this thread,
-    and given back as it was.
+    """In this block, have a model with the caller's preprocessing and arguments. A module is
+    locked for this thread, and left as it was.
 
     Args:
         model: a module, a loaded model, or the options by which one is loaded.
         inputs: how images become inputs.
-        feeding: its `classes` count for a module only.
+        feeding: what the caller gives; `classes` is only read for a module.
 
     Yields:
-        The model as the commands take it: a LoadedModel, or the options.
+        The model as the functions of commands take it: a LoadedModel, or the options.
     """
     with alone_with(model.module if isinstance(model, LoadedModel) else model):
         source = (
@@ -270,18 +271,18 @@ class Request(Generic[T]):
     """The arguments of a public function as they were read, without the images."""
 
     options: T
-    """Of the command."""
+    """The options of the command."""
     model: ModelOptions | nn.Module
     feeding: Feeding
     temporary: TemporaryFolder | None
-    """Holds the results where the caller named no folder for them."""
+    """The folder of the results if the caller named none; None otherwise."""
 
     def call(self, command: Callable[[Any, list[str], Any], R], images: Any) -> R:
-        """Call a command, and return its result.
+        """Call the function of a command, and return its result.
 
         Args:
-            command: a function that takes the model, paths of images and the options.
-            images: as of `as_files`.
+            command: the function; it takes the model, paths of images and the options.
+            images: as in `as_files`.
         """
         with as_files(images) as files:
             options: Any = self.options
@@ -296,10 +297,10 @@ class Request(Generic[T]):
     def borrowed(
         self, inputs: InputOptions | None = None
     ) -> AbstractContextManager[Any]:
-        """The model as the commands take it, during a block; see `borrowed`.
+        """The model for a block; see the function `borrowed`.
 
         Args:
-            inputs: how images become inputs; None takes those of the options.
+            inputs: how images become inputs; None for the `inputs` of the options.
         """
         inputs = inputs or self.options.inputs  # type: ignore[attr-defined]
         return borrowed(self.model, inputs, self.feeding)
@@ -318,14 +319,15 @@ def read_request(
     """Read the arguments of a public function.
 
     Args:
-        record: the options of its command.
+        record: the class of the command's options.
         model: a module, or a MODEL string.
         options: the function's `**options`.
-        layers: selectors, as of `selectors`.
-        but: names of options that the function lacks.
-        name: what the result is called in a temporary folder, if `out` is None; empty
-            where the function needs no such folder.
-        **explicit: further arguments of the function that are options.
+        layers: selectors, as in `selectors`.
+        but: names of options that the function does not have.
+        name: the name of the result in a temporary folder, which is made if `out` is None;
+            empty for a function that needs no folder.
+        **explicit: further arguments of the function that are options; with `name` also
+            `out`.
 
     Raises:
         UsageError: an option does not take its value, or does not exist, or `model` is
@@ -336,7 +338,7 @@ def read_request(
     if name and explicit["out"] is None:
         temporary = TemporaryFolder()
         keywords["out"] = temporary.path / name
-    # each reader takes its own keywords out; what is left is no option
+    # each reader removes its own keywords, and a keyword that is left is no option
     feeding = read_feeding(keywords)
     of_model = declared(ModelOptions)
     for_model = {name: keywords.pop(name) for name in of_model if name in keywords}
@@ -360,7 +362,7 @@ def _read_model_options(model: Any, keywords: dict[str, Any]) -> ModelOptions:
 
     Args:
         model: a MODEL string, as text or path.
-        keywords: those of the options of models.
+        keywords: options of models, by name. A `device` may be changed in place.
 
     Raises:
         UsageError: `model` is anything else, or an option does not take its value.
@@ -373,14 +375,18 @@ def _read_model_options(model: Any, keywords: dict[str, Any]) -> ModelOptions:
         )
     if not isinstance(keywords.get("classes"), (str, Path, NoneType)):
         raise UsageError("a list of classes is for a module", "classes='names.txt'")
-    # the option is read from text, as that of the command line
+    # options are read from text, as on the command line
     if isinstance(keywords.get("device"), torch.device):
         keywords["device"] = str(keywords["device"])
     return read(ModelOptions, {"spec": str(model), **keywords})
 
 
 def check_module(model: Any) -> None:
-    """Refuse what takes no hooks: TorchScript, and anything but a module; by UsageError."""
+    """Refuse a model that takes no hooks.
+
+    Raises:
+        UsageError: the model is TorchScript, or is no module.
+    """
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
             "the model is TorchScript, which takes no hooks on its layers",
@@ -395,15 +401,14 @@ def check_module(model: Any) -> None:
 
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
-    """Write images in memory into files, which are removed at the end of the block.
+    """In this block, have images in memory as files. The files are removed at its end.
 
     Args:
         images: a path, a PIL image, an array or a tensor; a sequence of these; or a
             mapping of tensors by the names of forward's arguments.
 
     Yields:
-        Paths: those that were given, and those of the files. For a mapping, texts
-        NAME=FILE as `--input` takes them.
+        The path of each image. For a mapping, texts NAME=FILE as `--input` takes them.
 
     Raises:
         UsageError: `images` is empty, or holds anything else.
@@ -414,8 +419,8 @@ def as_files(images: Any) -> Iterator[list[str]]:
     pictures = [images] if is_one else images
     if not pictures:
         raise UsageError("there are no images", "give paths or images")
-    # as files they go the way of all others: manifests name them, worker processes read
-    # them
+    # Files, so that these images are treated as all others: manifests name them, and worker
+    # processes read them.
     temporary = TemporaryFolder()  # removed when this generator's frame ends
     folder = temporary.path / "in-memory"
     folder.mkdir()
@@ -429,7 +434,7 @@ def as_files(images: Any) -> Iterator[list[str]]:
 
 
 def selectors(layers: Any) -> str | None:
-    """The argument `layers` of public functions as text, as of `--layers`.
+    """The argument `layers` of public functions as text, as `--layers` takes it.
 
     Args:
         layers: selectors as text, a class of modules, a list of these, or None.

@@ -1,5 +1,4 @@
-"""How results look in a notebook: pictures, a table and lines of text, in one piece of
-HTML."""
+"""How results look in a notebook: HTML with pictures, a table and lines of text."""
 
 from __future__ import annotations
 
@@ -28,15 +27,15 @@ from featviz.run.results import FeatureMaps, ImageResult, RunResult
 from featviz.sheets.sheets import Sheet
 from featviz.text import TextTable, quoted
 
-# The longest side in pixels of a picture: of one among many, of one alone, and of a page
-# with letters on it.
+# At most this many pixels has the longer side of one of many pictures (SMALL), of a single
+# picture (LARGE), and of a page with letters on it (PAGE).
 SMALL = 240
 LARGE = 960
 PAGE = 1800
 _GAP = 8
-"""The least number of white rows or columns of pixels between two tiles of a sheet."""
+"""Between two tiles of a sheet there are at least this many white rows or columns."""
 UPPER_END = 480
-"""Rows of pixels of a sheet that are shown at most."""
+"""At most this many rows of pixels of a sheet are shown."""
 
 MOST_PICTURES = 24
 MOST_ROWS = 60
@@ -55,28 +54,28 @@ class View:
 
     shots: Sequence[Shot] | Iterator[Shot] = ()
     lines: Sequence[str] = ()
-    """Below the pictures and the table."""
+    """Lines of text below the pictures and the table."""
     table: TextTable | None = None
     table_first: bool = False
     """Whether the table stands above the pictures."""
     link: str = ""
     """The path of a page, for a result that is a page; else empty."""
     side: int = SMALL
-    """The longest side of its pictures, in pixels."""
+    """The longer side of each picture has at most this many pixels."""
 
 
 def html_of(result: Any) -> str:
     """A result of the public functions as HTML, with its pictures as data URIs.
 
-    A large picture is made smaller, a small one is shown larger by a whole factor, and
-    one that cannot be read says so. There are at most MOST_PICTURES pictures and MOST_ROWS
-    rows of a table; a line says that there are more.
+    A large picture is made smaller; a small one is shown larger by a whole factor. If a
+    picture cannot be read, its caption says so. At most MOST_PICTURES pictures and MOST_ROWS
+    rows of a table are shown; a line says if there are more.
 
     Args:
-        result: of a class in VIEWS.
+        result: an object of a class in VIEWS.
 
     Raises:
-        KeyError: it is of another class.
+        KeyError: the result is of another class.
     """
     view = VIEWS[type(result)](result)
     lines = [quoted(line) for line in view.lines]
@@ -101,11 +100,11 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
     """Read and encode one picture.
 
     Args:
-        side: pixels that its longer side has at most.
+        side: the longer side gets at most this many pixels.
 
     Returns:
-        The figure; if the picture is damaged or gone, a figure without a picture whose
-        caption says so.
+        The figure. If the picture is damaged or gone, it has no picture, and its caption
+        says so.
     """
     try:
         picture = shot.load()
@@ -117,13 +116,13 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
         )
     if picture.mode not in ("L", "RGB"):
         picture = picture.convert("RGB")
-    # a sharper filter would draw bright and dark lines along the borders of tiles
+    # BOX, since a sharper filter would draw bright and dark lines at the borders of tiles
     picture.thumbnail((side, side), Image.Resampling.BOX)
     file = io.BytesIO()
     picture.save(file, "png")
     data = base64.b64encode(file.getvalue()).decode()
-    # The browser enlarges a small picture: by a whole factor, so that pixels stay square,
-    # and to at most half of `side`.
+    # The browser enlarges a small picture to at most half of `side`, by a whole factor, so
+    # that pixels stay squares.
     factor = max(1, side // (2 * max(picture.size)))
     size = (picture.width * factor, picture.height * factor)
     return NotebookFigure(
@@ -131,8 +130,8 @@ def _figure(shot: Shot, side: int) -> NotebookFigure:
     )
 
 
-def _title(result: Any) -> str:
-    """The line for a result: `RunResult of 1 image: 1 picture`."""
+def _result_line(result: Any) -> str:
+    """A result in one line: `RunResult of 1 image: 1 picture`."""
     return repr(result).strip("<>")
 
 
@@ -144,7 +143,7 @@ def _maps_shot(maps: FeatureMaps) -> Shot:
 
 
 def _image_shots(image: ImageResult) -> Iterator[Shot]:
-    """The input and the feature maps of an image; nothing of one that failed."""
+    """The input and the feature maps of an image; nothing if the image failed."""
     if image.error is None:
         prediction = image.prediction[0].text if image.prediction else "input"
         yield Shot(lambda: image.input, f"{image.name}: {prediction}")
@@ -163,11 +162,11 @@ def _failure_lines(images: Sequence[ImageResult]) -> list[str]:
 def _run_view(run: RunResult) -> View:
     # an iterator: a run may have thousands of pictures
     shots = chain.from_iterable(map(_image_shots, run.images))
-    return View(shots, [_title(run), *_failure_lines(run.images)])
+    return View(shots, [_result_line(run), *_failure_lines(run.images)])
 
 
 def _page_view(page: LookResult | Sheet | FieldResult) -> View:
-    return View([Shot(lambda: page.image, _title(page))], side=PAGE)
+    return View([Shot(lambda: page.image, _result_line(page))], side=PAGE)
 
 
 def _cam_view(cams: ClassMaps) -> View:
@@ -176,24 +175,29 @@ def _cam_view(cams: ClassMaps) -> View:
     shots = []
     for image in cams.images:
         for cam in image.maps:
-            # not `cam.image`, which would read the picture now
+            # a function, since `cam.image` would make the picture at once
             load = partial(getattr, cam, "image")
             shots.append(Shot(load, f"{image.title} at {cam.name}"))
     # large enough to see the image below the map
     side = LARGE if len(shots) == 1 else LARGE // 2
-    return View(shots, [_title(cams), *failures], side=side)
+    return View(shots, [_result_line(cams), *failures], side=side)
 
 
 def _kernel_view(kernels: KernelPicture) -> View:
     return View(
-        [Shot(lambda: kernels.image, _title(kernels).removeprefix("KernelPicture "))],
+        [
+            Shot(
+                lambda: kernels.image,
+                _result_line(kernels).removeprefix("KernelPicture "),
+            )
+        ],
         side=LARGE,
     )
 
 
 def _study_view(study: StudyResult) -> View:
-    """The pictures of kernels as a whole; of sheets, which are those of studies with a
-    table, the upper ends, so that their letters can be read."""
+    """The pictures of a study. Kernels are shown as a whole. A study with a table has sheets
+    of pictures: only their upper ends are shown, so that letters can be read."""
     lines = [study.title, *study.lines]
     if study.table is None:
         shots = [
@@ -210,21 +214,21 @@ def _study_view(study: StudyResult) -> View:
 
 
 def _upper_end(study: StudyResult, file: str) -> Image.Image:
-    """The upper left part of a picture, which is cut between tiles."""
+    """The upper left part of a picture, cut between two tiles."""
     picture = study.picture(file)
     is_white = np.asarray(picture.convert("L")) == 255
-    width = _last_white(is_white.all(0), LARGE)
-    height = _last_white(is_white.all(1), UPPER_END)
+    width = _shown_lines(is_white.all(0), LARGE)
+    height = _shown_lines(is_white.all(1), UPPER_END)
     return picture.crop((0, 0, width, height))
 
 
-def _last_white(lines: np.ndarray, limit: int) -> int:
+def _shown_lines(lines: np.ndarray, limit: int) -> int:
     """How many rows or columns of a sheet are shown: all, or those up to the last gap
-    before `limit`.
+    between tiles that lies before `limit`.
 
     Args:
-        lines: whether each row or column of pixels is white.
-        limit: how many are shown at most.
+        lines: whether each row or column of pixels is white, bool [N].
+        limit: the largest number that is shown.
     """
     if len(lines) <= limit:
         return len(lines)
@@ -252,7 +256,7 @@ def _comparison_view(comparison: Comparison) -> View:
 
 
 def _side_by_side(folder: Path, files: Sequence[str]) -> Image.Image:
-    """Pictures of one size, joined into one from left to right."""
+    """Pictures of one size, joined into one picture from left to right."""
     pictures = [np.asarray(picture_in(folder, file).convert("RGB")) for file in files]
     return Image.fromarray(np.concatenate(pictures, axis=1))
 
@@ -279,6 +283,6 @@ VIEWS: Mapping[type, Callable[[Any], View]] = {
 """By the class of a result."""
 
 for record in VIEWS:
-    # A notebook asks an object for this method. It is added here, since the records are in
-    # folders below `api`, which know nothing of HTML.
+    # A notebook calls this method of an object. It is added here, since the records are in
+    # folders that may not import `api`.
     record._repr_html_ = html_of  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`featviz.run`, and `diff`, `report` and `sheet` of runs that are there."""
+"""`featviz.run`, and the functions that read runs: `diff`, `report` and `sheet`."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def run(
     done = []
 
     def keep(image: ImageResult, total: int) -> None:
-        # without the rows, which are in the manifests: those of 10,000 images would fill
-        # the memory
+        # without the rows, which the manifests have, too: the rows of 10,000 images would
+        # fill the memory
         done.append(replace(image, rows=(), temporary=request.temporary))
 
     result = request.call(partial(pipeline.run, progress=keep), images)
@@ -120,8 +120,8 @@ def read_run_request(
 
     Args:
         model: a module, or a MODEL string.
-        options: further keywords by name. `seed` is that of the random weights of a MODEL
-            string and of the noise of `edit`. With a module it is refused, unless `edit`
+        options: further keywords by name. `seed` is for the random weights of a MODEL
+            string, and for the noise of `edit`. With a module it is refused, unless `edit`
             adds noise.
         layers: selectors, as the user gave them.
         out: the run directory; None makes a temporary one.
@@ -172,7 +172,7 @@ def diff(
         >>> featviz.diff(model, other, torch.ones(3, 8, 8), size=8).first.label
         '0'
     """
-    # each record takes its own keywords out; those that are left belong to `run`
+    # `read_from` removes the keywords of each record; those that are left are for `run`
     keywords = dict(options)
     thresholds = read_from(DiffThresholds, keywords)
     files = read_from(DiffFiles, keywords)
@@ -181,10 +181,10 @@ def diff(
             options_of_runs = every_option(DiffThresholds, DiffFiles)
             error = no_option(keywords or ["layers"], options_of_runs)
             raise UsageError(f"{error.message} of two runs; models need images")
-        runs = _root(base), _root(new)
+        runs = _run_of(base), _run_of(new)
         return diff_runs(*runs, thresholds, files, render_comparison)
     titles = []
-    # with tensors: the levels of pictures have noise of their own, and no SQNR
+    # with tensors: the levels of pictures are rounded, and give no SQNR
     with model_runs(files) as folders:
         for model, folder in ((base, folders.base), (new, folders.new)):
             if isinstance(model, RunResult):
@@ -245,13 +245,17 @@ def report(
                 " would show none",
                 "give the run an out, or the report out='maps.html', single_file=True",
             )
-    # a report is made from the run directory alone, wherever the run came from
-    keywords = {**options, "out": out, "compare": None if base is None else _root(base)}
+    # a report is made only from run directories
+    keywords = {
+        **options,
+        "out": out,
+        "compare": None if base is None else _run_of(base),
+    }
     settings = read(ReportOptions, keywords)
     for path in (settings.kernels, settings.exemplars, settings.audit):
         if path is not None:
             check_exists(path)
-    return build_report(_root(run), settings)
+    return build_report(_run_of(run), settings)
 
 
 @keywords_of(SheetOptions)
@@ -293,18 +297,18 @@ def sheet(
         "channels": channels,
         "out": out,
     }
-    sources = [_root(run) for run in several]
+    sources = [_run_of(run) for run in several]
     return make_sheet(sources, read(SheetOptions, keywords))
 
 
-def _root(run: Any) -> Path | Url:
+def _run_of(run: Any) -> Path | Url:
     """The run directory of an argument, or its URL.
 
     Args:
         run: a path, a URL, or what `featviz.run` returned.
 
     Raises:
-        UsageError: it is anything else, or nothing is there.
+        UsageError: the argument is anything else, or the path does not exist.
     """
     if isinstance(run, RunResult):
         return run.root

@@ -56,8 +56,8 @@ class KernelPicture:
     of: StudyResult
     """The result that has the picture."""
     row: Mapping[str, Any]
-    """All that the manifest says of them: layer, type, shape, range, min, max, mean,
-    std, ..."""
+    """The layer's row of the manifest: layer, type, shape, range, min, max, mean, std, ...
+    """
     layer: str
 
     @property
@@ -83,28 +83,28 @@ class StudyResult:
     """What `--json` prints."""
     folder: Path
     temporary: TemporaryFolder | None
-    """Holds the folder, if the caller named none; it is removed with the result."""
+    """The folder, if the caller named none; it is removed with the result."""
     files: Mapping[str, str]
-    """Captions of the pictures that a notebook shows, by the name of the file."""
+    """By name of the file: the captions of the pictures that a notebook shows."""
     table: TextTable | None = None
-    """None for kernels."""
+    """The table that the command prints; None for kernels."""
     table_first: bool = False
     """Whether a notebook shows the table above the pictures."""
     lines: tuple[str, ...] = ()
     """Lines below the table: the gates that failed."""
     verdicts: tuple[Verdict, ...] = ()
-    """On the gates and the baseline of an audit."""
+    """The verdicts on the gates and the baseline of an audit."""
     exit_code: int = 0
-    """That of the command."""
+    """The exit code that the command would have."""
 
     @property
     def out(self) -> Path | None:
-        """The folder; None where it is temporary."""
+        """The folder; None if it is temporary."""
         return self.folder if self.temporary is None else None
 
     @property
     def captures(self) -> tuple[KernelPicture, ...]:
-        """Of `kernels`, a picture for each layer, in the order of the model; else none."""
+        """For `kernels`, a picture for each layer, in the order of the model; else empty."""
         rows = self.document.get("captures", ())
         return tuple(KernelPicture(self, row, row["layer"]) for row in rows)
 
@@ -112,7 +112,7 @@ class StudyResult:
         """A picture in the folder, by its name in `files` or in the document.
 
         Raises:
-            StoreError: it is missing, damaged, or outside of the folder.
+            StoreError: the picture is missing, damaged, or outside of the folder.
         """
         return picture_in(self.folder, file)
 
@@ -127,7 +127,7 @@ def picture_in(folder: Path, file: str) -> Image.Image:
     """A picture in a folder of results, by its name.
 
     Raises:
-        StoreError: it is missing, damaged, or outside of the folder.
+        StoreError: the picture is missing, damaged, or outside of the folder.
     """
     try:
         with (
@@ -250,8 +250,8 @@ def look(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
-    """The class activation maps of images. `image` and `tensor` are those of the first
-    map; of a detector with several levels, those of their maximum."""
+    """The class activation maps of images. `image` and `tensor` are those of the first map,
+    or for a detector with several levels, those of the maximum over the levels."""
 
     images: tuple[ImageCam, ...]
 
@@ -262,7 +262,7 @@ class ClassMaps:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why images failed, by their names."""
+        """By name of the image: why it failed."""
         failed = [image for image in self.images if image.error is not None]
         return {image.image: str(image.error) for image in failed}
 
@@ -415,7 +415,7 @@ def audit(
     document, verdicts, code = request.call(audit_model, images)
     folder = request.options.out
     suspects = sorted(folder.rglob("suspects/*.png"))
-    # a gate that failed is a result, not an exception: a notebook goes on
+    # a failed gate is a result, not an exception, so that a notebook goes on
     failed = [verdict for verdict in verdicts if not verdict.held]
     findings = document["total"]["findings"]
     title = f"audit of {counted(document['images']['seen'], 'image')}: "

@@ -44,7 +44,7 @@ from featviz.records import CaptureSite, Hints, Layer
 from featviz.run.prepare import check_drawing
 
 _NO_BACKWARD = -1
-"""The number that torch has for the running backward pass, if none is running."""
+"""What `torch._C._current_graph_task_id` returns if no backward pass is running."""
 
 
 @contextmanager
@@ -92,23 +92,23 @@ def capture(
     else:
         chosen = select(every_layer, parsed)
         if not chosen and not by_functions:
-            raise _no_layer(layers, every_layer, parsed)
+            raise _no_layer_error(layers, every_layer, parsed)
     # filled by hooks while the caller's block runs
     captured: dict[str, list[Tensor]] = {}
-    # functions that were called, in the order of their first calls; whether each is taken
+    # by function, in the order of their first calls: whether its outputs are kept
     called: dict[Layer, bool] = {}
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:
-        """Keeps a copy of a tensor under the name of its layer."""
-        # torch.utils.checkpoint runs layers once more inside the backward pass
+        """Keep a copy of a tensor under the name of its layer."""
+        # in a backward pass, torch.utils.checkpoint runs layers again
         if torch._C._current_graph_task_id() != _NO_BACKWARD:
             return
         name = site.layer.name + (f":{site.key}" if site.key else "")
-        # a copy: the next layer may work in place
+        # a copy, since the next layer may work in place
         captured.setdefault(name, []).append(tensor.clone())
 
     def is_taken(layer: Layer) -> bool:
-        """Whether a function is selected, which is decided at its first call."""
+        """Whether a function is selected. This is decided at its first call."""
         if layer not in called:
             called[layer] = layer in select([*called, layer], parsed)
         return called[layer]
@@ -120,27 +120,27 @@ def capture(
         yield captured
     if by_functions and not captured:
         present = types_present([*called]) or "none, but inside torch's own modules"
-        raise _no_layer(
+        raise _no_layer_error(
             layers,
             [*every_layer, *called],
             parsed,
             f"functions called in the block: {present}",
         )
-    # of functions it is known only now
+    # only now, when all called functions are known
     warn_of_unmatched([*every_layer, *called], parsed)
 
 
-def _no_layer(
+def _no_layer_error(
     layers: Layers | None,
     present: Sequence[Layer],
     parsed: Sequence[Selector],
     *facts: str,
 ) -> UsageError:
-    """The error where selectors match no layer.
+    """The error if selectors match no layer.
 
     Args:
         layers: the selectors as the caller gave them.
-        present: all layers.
+        present: all layers of the model.
         parsed: the selectors as they were read.
         *facts: further texts for the hint.
     """
@@ -202,14 +202,14 @@ def grid(
     _check_options_of_grid(draw, has_image=image is not None)
     layout = draw.tensor_layout[0] if draw.tensor_layout else None
     hints = Hints(override=layout)
-    maps = _with_batch(_as_tensor(tensor), hints)
+    maps = _with_batch_axis(_as_tensor(tensor), hints)
     pictures = [] if image is None else arrays.to_images(image)
     if len(pictures) > 1:
         raise UsageError(
             f"an overlay takes one image, not {len(pictures)}", "give one of them"
         )
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]
-    # the drawer draws captures, and this tensor belongs to no layer
+    # the drawer needs a site, but this tensor belongs to no layer
     site = CaptureSite(Layer(0, "tensor", "Tensor"), "output", 0, "")
     return to_image(drawer.draw(draw, site, maps, hints, background)[""])
 
@@ -221,7 +221,7 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
         has_image: whether the caller gave an image.
 
     Raises:
-        UsageError: with the option; also for a value that drawing cannot take.
+        UsageError: there is such an option, or drawing cannot take the value of one.
     """
     check_drawing(draw)
     if (draw.overlay is not None) != has_image:
@@ -234,7 +234,7 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
             " tensor",
             "featviz.cam(model, image), or featviz.run with the same reduce",
         )
-    # `conv1=grid` names layers, of which there are none
+    # `conv1=grid` gives a layout to a layer, but grid draws no layer
     if len(draw.tensor_layout) > 1 or any("=" in text for text in draw.tensor_layout):
         text = ", ".join(map(repr, draw.tensor_layout))
         raise UsageError(
@@ -245,10 +245,10 @@ def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
 
 
 def _as_tensor(tensor: Tensor | np.ndarray) -> Tensor:
-    """A tensor without a graph, of a tensor or an array in any byte order.
+    """A tensor without a graph, made from a tensor or from an array in any byte order.
 
     Raises:
-        UsageError: it is neither a tensor nor an array of numbers.
+        UsageError: `tensor` is neither a tensor nor an array of numbers.
     """
     if isinstance(tensor, np.ndarray):
         with suppress(TypeError, ValueError):
@@ -262,12 +262,12 @@ def _as_tensor(tensor: Tensor | np.ndarray) -> Tensor:
     return tensor.detach()
 
 
-def _with_batch(maps: Tensor, hints: Hints) -> Tensor:
-    """Maps [C, H, W] as [1, C, H, W], the shape of a layer's output; other tensors as they
-    are, and all where `hints` name a layout.
+def _with_batch_axis(maps: Tensor, hints: Hints) -> Tensor:
+    """Maps [C, H, W] as [1, C, H, W], the shape of a layer's output. Any other tensor is
+    returned as it is, and so are all tensors if `hints` name a layout.
 
     Raises:
-        LayoutError: [1, X, Y] may be one map or tokens, and X and Y do not tell.
+        LayoutError: the shape is [1, X, Y], and may be one map or tokens.
     """
     if maps.is_nested or maps.ndim != 3 or hints.override is not None:
         return maps

@@ -1,5 +1,5 @@
-"""`featviz.Watcher`: feature maps and channel health of a model in training; callbacks
-share it."""
+"""`featviz.Watcher`: feature maps and channel health of a model in training. The callbacks
+of trainers are built on it (`FitWatch`)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 _KEYWORDS = {"every", "out", "tensorboard", "overwrite", "resume", "start"}
 """Keywords of `Watcher` that are no options of drawing and inputs."""
 _NOT_WATCHED = {"figure", "flat"}
-"""Drawing options that a watcher lacks."""
+"""Drawing options that a watcher does not have."""
 
 HealthCheck = Callable[[LoadedModel, Folder], Mapping[str, Any]]
 """Audits the channels of a model, writes audit.json into a folder, and returns its
@@ -120,26 +120,26 @@ class Watcher:
                 "resume and overwrite exclude each other", "give one of them"
             )
         _check_keywords(options)
-        # each reader takes its own keywords out
+        # each reader removes its own keywords
         keywords = dict(options)
         self._feeding = read_feeding(keywords)
         self.out: Path = declared(KernelOptions)["out"].value(out)
         """The folder of the series."""
-        self.every = _whole("every", every, least=1)
-        """Optimizer steps from one drawing to the next."""
-        self.number = _whole("start", start, least=0)
-        """Optimizer steps so far."""
+        self.every = _read_integer("every", every, least=1)
+        """How many optimizer steps lie between two drawings."""
+        self.number = _read_integer("start", start, least=0)
+        """How many optimizer steps the model has taken so far."""
         self.steps: list[int] = []
         """The numbers of the steps that were drawn."""
         self._overwrite = overwrite
-        # whether the last step is still to be drawn by `close`
+        # whether the latest step is not drawn yet, so that `close` may draw it
         self._pending = False
-        # closed by `close`
+        # TensorBoard's events and temporary files, until `close`
         self._open = ExitStack()
         self._prepared: Prepared | None = None
         """None in processes that write nothing, and after `close`."""
         self._health: HealthCheck | None = None
-        # the processes of a distributed training hold the same weights: one draws
+        # all processes of a distributed training have the same weights, so only one draws
         if not _is_first_process():
             return
         board = declared(RunOptions)["tensorboard"].value(tensorboard)
@@ -153,7 +153,7 @@ class Watcher:
         )
         self._model = adopt(model, self._inputs)
         earlier = check_series(self.out, overwrite, resume, board)
-        # a checkpoint of an earlier training does not say how many steps it has taken
+        # featviz cannot know at which step the training goes on
         if resume and earlier and self.number == 0:
             raise UsageError(
                 f"{self.out} goes on, and nobody says from which step",
@@ -162,11 +162,10 @@ class Watcher:
         self._begin(images)
 
     def _begin(self, images: Pictures) -> None:
-        """Prepare the images, and open what stays open until `close`.
+        """Prepare the images, and open the files that stay open until `close`.
 
         Raises:
-            UsageError: the images are a mapping of tensors, which have no names as images
-                of a series.
+            UsageError: the images are a mapping of tensors, which a series does not take.
             FeatvizError: as from `featviz.run`.
         """
         if isinstance(images, Mapping):
@@ -184,17 +183,17 @@ class Watcher:
             self._board = stack.enter_context(
                 boards.open_board(self._options.tensorboard)
             )
-            # only now, when nothing has failed, is it for `close` to close
+            # nothing has failed: from now on `close` closes the files
             self._open = stack.pop_all()
 
     def _health_check(
         self, model: LoadedModel, prepared: Prepared
     ) -> HealthCheck | None:
-        """Prepare the audit of each step. Where no layer can be audited, a warning says
-        so, and the result is None.
+        """Prepare the audit of each step. If no layer can be audited, warn, and return
+        None.
 
         Args:
-            model: as it is before the first step.
+            model: the model before the first step.
             prepared: the images and layers of the run.
         """
         try:
@@ -225,13 +224,13 @@ class Watcher:
         before = self.number
         now = before + 1
         if number is not None:
-            now = _whole("step", number, least=0)
+            now = _read_integer("step", number, least=0)
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
         self.number = now
         if now > before:
             self._pending = True
-        # numbers may be skipped, and the multiples of `every` among them
+        # whether a multiple of `every` was reached or passed since the call before
         is_due = now // self.every > before // self.every
         return self._write() if is_due else None
 
@@ -269,7 +268,7 @@ class Watcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the series; after an error without the last step."""
+        """End the series. After an error the last step is not drawn."""
         self.close(draw_last=error is None)
 
     def __repr__(self) -> str:
@@ -279,8 +278,8 @@ class Watcher:
         """Draw the model as it is now.
 
         Returns:
-            The run directory of this step; None in processes that are not the first,
-            and where it failed after the first step, of which the log warns.
+            The run directory of this step. None in a process that is not the first, and if
+            a step after the first one cannot be drawn, of which the log warns.
 
         Raises:
             FeatvizError: the first step cannot be drawn.
@@ -291,8 +290,8 @@ class Watcher:
         folder = step_folder(self.out, self.number)
         surplus = self._surplus_steps()
         try:
-            # before anything is drawn: a step's folder that holds files of others is
-            # refused
+            # Before anything is drawn, refuse to remove the folder of a step that holds
+            # files which are not ours.
             files = {}
             for step in surplus:
                 path = step_folder(self.out, step)
@@ -308,8 +307,8 @@ class Watcher:
             for path, files_of_run in files.items():
                 remove_result(Folder.open(self.out), path.name, files_of_run or ())
         except FeatvizError as error:
-            # At the first step it is a wrong option, which should end the training at
-            # once; later, a full disk is no reason to lose hours of training.
+            # At the first step the cause is a wrong option, and the training should end at
+            # once. Later, a full disk is no reason to lose hours of training.
             if not self.steps:
                 raise
             log.warning("step %d is not drawn: %s", self.number, error.message)
@@ -318,13 +317,14 @@ class Watcher:
         return folder
 
     def _surplus_steps(self) -> list[int]:
-        """The steps of an earlier training that go when this one writes its first step:
-        those after it, and with `overwrite` those before it."""
+        """The steps of an earlier training to remove when this one writes its first step:
+        all later steps, and with `overwrite` all earlier ones, too. Empty once this training
+        has written a step."""
         if self.steps:
             return []
         surplus = []
         for step in read_steps(self.out):
-            # the folder of this very step is replaced by the new one
+            # a folder of the same step is replaced anyway
             is_later = step > self.number
             if is_later or (self._overwrite and step < self.number):
                 surplus.append(step)
@@ -334,11 +334,11 @@ class Watcher:
         """Write the run directory of this step, its audit, and TensorBoard's events.
 
         Args:
-            folder: to write into.
+            folder: the folder of the step.
             prepared: the images and layers, with the model as it is now.
 
         Raises:
-            ForwardError: no image went through the model.
+            ForwardError: all images failed.
         """
         board = self._board
         if board is not None:
@@ -349,7 +349,7 @@ class Watcher:
             log.warning(
                 "step %d, %s: %s", self.number, quoted(result.name), result.error
             )
-        # where all images fail, it is the model that fails
+        # if all images fail, the model is to blame
         if len(failed) == len(results):
             raise ForwardError(
                 f"no image went through: {failed[0].error}", failed[0].hint
@@ -359,7 +359,7 @@ class Watcher:
         document = self._health(prepared.model, folder)
         if board is None:
             return
-        # TensorBoard shows how many channels are dead, step by step, beside the loss
+        # curves for TensorBoard: how many channels are dead, step by step
         curves = []
         for row in document["layers"]:
             for finding, channels in row["findings"].items():
@@ -369,13 +369,12 @@ class Watcher:
 
     @contextmanager
     def _borrowed(self) -> Iterator[LoadedModel]:
-        """The model as the commands take it during a block, on the device where the
-        training has it now. The module is kept for this thread, and an autocast of the
-        training is off.
+        """In this block, have the model on the device where the training has it now. The
+        module is locked for this thread, and an autocast of the training is off.
 
-        An autocast that the model itself switches on, as accelerate's does, keeps no
-        copies of weights here: the passes run without gradients (`in_eval_mode`), and such
-        copies would be of no use to the training."""
+        If the model itself switches autocast on, as with accelerate, its cache of cast
+        weights is off, too: the passes here run without gradients (`in_eval_mode`), and the
+        training could not use weights that they have cast."""
         module = self._model.module
         tensors = [*module.parameters(), *module.buffers(), torch.empty(0)]
         device = tensors[0].device
@@ -390,7 +389,11 @@ class Watcher:
 
 
 def _check_keywords(options: Mapping[str, Any]) -> None:
-    """Refuse options that a watcher lacks, by UsageError."""
+    """Refuse options that a watcher does not have.
+
+    Raises:
+        UsageError: there are such options.
+    """
     known = (names_of(InputOptions, DrawOptions) | _KEYWORDS) - _NOT_WATCHED
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -398,7 +401,11 @@ def _check_keywords(options: Mapping[str, Any]) -> None:
 
 
 def _check_parameters(model: nn.Module) -> None:
-    """Refuse a model whose parameters are divided among processes, by UsageError."""
+    """Refuse a model whose parameters are divided among processes.
+
+    Raises:
+        UsageError: they are (FSDP).
+    """
     for module in model.modules():
         classes = [type(module), *map(type, module.parameters(recurse=False))]
         names = {cls.__name__ for cls in classes}
@@ -416,15 +423,15 @@ def _is_first_process() -> bool:
     return not (group.is_available() and group.is_initialized() and group.get_rank())
 
 
-def _whole(name: str, value: Any, *, least: int) -> int:
-    """A keyword's value as an integer.
+def _read_integer(name: str, value: Any, *, least: int) -> int:
+    """Read the value of a keyword as an integer.
 
     Args:
-        name: of the keyword, for the message.
-        least: the smallest number that it takes.
+        name: the name of the keyword, for the message.
+        least: the smallest number that is allowed.
 
     Raises:
-        UsageError: it is no integer (True and 2.0 are none), or less than `least`.
+        UsageError: the value is no integer (such as True or 2.0), or less than `least`.
     """
     # operator.index takes integers of numpy and torch, and refuses 2.0
     with suppress(TypeError):
@@ -470,11 +477,12 @@ class FitWatch:
         self._watcher: Watcher | None = None
 
     def _begin(self, model: Any, number: int) -> None:
-        """Watch a model that has taken `number` steps: from 0 a new series begins, or
-        else the earlier one goes on.
+        """Watch a model that has taken `number` steps. With 0 a new series begins; with
+        another number the earlier series goes on.
 
         Raises:
-            UsageError: the model has no part of this name; or as from `Watcher`.
+            UsageError: the model has no part with the given name.
+            FeatvizError: as from `Watcher`.
         """
         # a trainer may begin again, after a failure or for another phase
         self._end(draw_last=False)
@@ -493,7 +501,7 @@ class FitWatch:
             start=number,
             **self._options,
         )
-        # without `with`: the trainer ends it by calling another method
+        # without `with`, since the trainer ends it in another method
         self._watcher = watcher.__enter__()
 
     def _step(self, number: int) -> None:
@@ -506,7 +514,8 @@ class FitWatch:
         """End the watcher, if there is one.
 
         Args:
-            draw_last: as of `Watcher.close`; for a training that ended well.
+            draw_last: as in `Watcher.close`; True for a training that ended without an
+                error.
         """
         watcher = self._watcher
         self._watcher = None
