@@ -390,7 +390,8 @@ def test_a_field_is_an_option_of_a_command(
 ) -> None:
     """It is one on the command line and in TOML."""
     (tmp_path / "c.toml").write_text("sparkle-at = 7\n")
-    sparkle.main(arguments, standalone_mode=False)
+    group = click.Group(commands=[sparkle])
+    group.main([str(sparkle.name), *arguments], standalone_mode=False)
     assert capsys.readouterr().out == value
 
 
