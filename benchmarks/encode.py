@@ -95,7 +95,7 @@ def deflated(rows: Bytes) -> bytes:
     pieces = (
         rows[start : start + size].flatten() for start in range(0, len(rows), size)
     )
-    return b"".join(chain.from_iterable(deflate.deflated(pieces, rows.size)))
+    return b"".join(chain.from_iterable(deflate.compress(pieces, rows.size)))
 
 
 def report(

@@ -1,9 +1,9 @@
 """Deflate for filtered rows of pictures: single bytes, and runs of zeros.
 
-In filtered feature maps no strings of bytes repeat but zeros. So this looks for no
-other matches: it codes bytes by how often they occur (Huffman), and runs of zeros by
-their lengths. Measured on the pictures of resnet50 it takes half the time of ISA-L's
-level 1, and 94 % of its bytes.
+In filtered feature maps, hardly any string of bytes repeats except zeros. So this encoder
+looks for no other matches: it codes bytes by how often they occur (Huffman), and runs of
+zeros by their lengths. On the pictures of resnet50, it takes half of the time of ISA-L's
+level 1, and writes 94 % of its bytes.
 
 The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951), inside that of RFC
 1950:
@@ -11,39 +11,39 @@ The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951), inside that o
     stream   78 01 | block | block | ... | empty last block | Adler-32 of all bytes
     block    head: 3 bits (0, and 2 for codes of its own), then the length of each
              symbol's code
-             symbols, each by its code, without gaps between bytes
+             the code of each symbol, without gaps between bytes
              symbol 256, the end
 
     symbol      0..255    a byte
                 256       the end of the block
-                257..285  a match: copy 3 to 258 bytes; behind it come some extra bits,
-                          which tell lengths of one symbol apart, and one bit for the
+                257..285  a match: copy 3 to 258 bytes. Extra bits follow, which tell
+                          the lengths of one symbol apart; then one bit for the
                           distance, which is always 1: the byte before, a zero, again
 
     0 0 0 0 0 0 0 0 7 0 0 0 ...   becomes   0 | match of 7 | 7 | 0 | 0 | 0 ...
 
-Bits fill a byte from its lowest on, and codes are written with their first bit first,
-so tables have codes mirrored:
+A byte is filled from its lowest bit on, and a code is written with its first bit first,
+so tables hold mirrored codes:
 
     a: 10, b: 0, c: 111           the bytes of "abc", with bit 7 on the left:
                                   . . 1 1 1 0 0 1
-                                      c c c b a a      and the next code goes on there
+                                      c c c b a a      the next code fills the dots
 
-Rows are read in units of eight bytes: a run of zeros begins where a whole unit is zero,
-and ends with the last such unit.
+Rows are read in units of eight bytes. A run of zeros consists of whole units that are
+zero.
 
 Three loops do the work, compiled by numba. For each block:
 
     count_symbols  how often does each symbol occur?
-    find_codes     which code has each symbol? Frequent ones get short codes; none is
-                   longer than _MAX_BITS, so that four codes fit the 57 bits that one
-                   store can take
+    find_codes     which code has each symbol? Frequent symbols get short codes; no code
+                   is longer than _MAX_BITS, so that four codes fit the 57 bits that are
+                   stored at a time
     write_block    write the symbols' codes
 
-In all tables an entry is a code above its length in bits, one number of 64 bits:
+In all tables, an entry is one number of 64 bits, a code above the code's length:
 
     ........ .....ccc cccccccc cccccccc llllllll      c: the code, mirrored
-                                                      l: its bits, 63 at most
+                                                      l: its length in bits, at most 63
 """
 
 from __future__ import annotations
@@ -65,40 +65,43 @@ _SHORTEST = 3
 _LONGEST = 258
 """Bytes of the shortest and of the longest match."""
 _MAX_BITS = 14
-"""The longest code: four of them fit the 57 bits that are free behind an unfinished byte.
-RFC 1951 would allow 15."""
+"""Bits of a code at most. Four codes fit the 57 bits that are free after an unfinished
+byte. RFC 1951 allows 15 bits."""
 _SAMPLE = 64
-"""Units in a row that are counted as one sample of a long block."""
+"""Units in one sample of a long block."""
 _EVERY = 16
-"""In a long block at least one of so many samples is counted."""
+"""In a long block, at least one of so many samples is counted."""
 _COUNTED = 4096
-"""Units of a block, about, that are counted at least; of a short block all are."""
+"""About how many units of a block are counted at least. A block with fewer is counted
+wholly."""
 _BLOCK = 2**20
-"""Bytes that share their codes at most."""
+"""Bytes of a block at most: all bytes of a block have the same codes."""
 _HEAD = (
     2 << 1 | (_SYMBOLS - 257) << 3 | 0 << 8 | (19 - 4) << 13 | int("100" * 16, 2) << 26
 )
-"""The head of a block that is not the last one (RFC 1951, 3.2.7): its codes' lengths,
-and that of one distance, take four bits each, and nothing is repeated. From the lowest
-bit on: not the last; own codes; 286 symbols; 1 distance; 19 lengths of codes for
-lengths, of which the first three, for repetitions, are 0 and the others 4."""
+"""The head of a block that is not the last one (RFC 1951, 3.2.7). It says that the
+length of each symbol's code, and of the one distance's, is written in four bits. From the
+lowest bit on: not the last block; codes of its own; 286 symbols; 1 distance; and the 19
+lengths of the codes for lengths: the first three, for repetitions, are 0, the others 4."""
 _HALF_HEAD = (17 + 19 * 3) // 2
-"""Half of its bits, as many as one store can take."""
+"""Half of the bits of the head, since at most 57 bits are stored at a time."""
 _LAST = 0b011
-"""The first bits of ten that are a last block without data, by RFC 1951's own codes."""
+"""A last block without data, with RFC 1951's fixed codes: ten bits, of which the others
+are 0."""
 
-# numba makes a float of an int64 and an uint64, so numbers among units are uint64, too
+# numba turns an int64 and an uint64 into a float, so all numbers for units are uint64
 _U = np.uint64
 _BYTE = _U(255)
 """The mask of a unit's lowest byte."""
 _LENGTH = _U(63)
-"""The mask of an entry's bits that hold the length of its code."""
+"""The mask of the bits of an entry that hold the code's length."""
 _CODE = _U(8)
-"""How many bits above the length the code of an entry stands."""
+"""The number of the lowest bit of an entry's code."""
 
 
 def _mirrored(bits: int) -> np.ndarray:
-    """Each number of `bits` bits with its first bit last, uint64 [2 ** bits]."""
+    """All numbers of `bits` bits, each with its bits in reverse order, uint64 [2 **
+    bits]."""
     numbers = np.arange(1 << bits, dtype=np.uint64)
     mirrored = np.zeros(1 << bits, np.uint64)
     for bit in range(bits):
@@ -108,19 +111,20 @@ def _mirrored(bits: int) -> np.ndarray:
 
 _MIRRORED = _mirrored(_MAX_BITS)
 _LENGTHS = _mirrored(4) << _CODE | _U(4)
-"""Entries of the lengths of codes, which are themselves written by codes of four bits:
-uint64 [16]."""
+"""Entries with which the lengths 0..15 of codes are written, four bits each: uint64
+[16]."""
 _UNSEEN = np.arange(_SYMBOLS) | 1 << 9
-"""A key (see `find_codes`) of each symbol with a weight of 1, where an occurrence weighs
-16: what was not seen in the samples may occur."""
+"""A key (see `find_codes`) with weight 1 for each symbol, so that symbols that are not in
+the samples have codes, too. An occurrence weighs 16."""
 _HEADS = np.array([_HEAD & (1 << _HALF_HEAD) - 1, _HEAD >> _HALF_HEAD], np.uint64)
 _HEADS = _HEADS << _CODE | _U(_HALF_HEAD)
-"""Entries of a block's head, uint64 [2]."""
+"""A block's head as two entries, uint64 [2]."""
 
 
 def _match_tables() -> tuple[np.ndarray, np.ndarray]:
-    """What RFC 1951, 3.2.5, says of matches, by their length 0..258 (below 3 are none),
-    uint64 [259] each: the symbol, and the entry of the bits behind the symbol's code."""
+    """Tables of matches by RFC 1951, 3.2.5, uint64 [259] each. The index is the length of
+    the match, 0..258; there are no matches below 3. The first table has the symbol, the
+    second one an entry with the bits that follow the symbol's code."""
     symbols = np.zeros(_LONGEST + 1, np.uint64)
     tails = np.zeros(_LONGEST + 1, np.uint64)
     length = _SHORTEST
@@ -131,10 +135,10 @@ def _match_tables() -> tuple[np.ndarray, np.ndarray]:
         for extra in range(1 << bits):
             if length <= _LONGEST:
                 symbols[length] = symbol
-                # the one bit of the distance, which is 0, stands behind
+                # one more bit, 0, for the distance
                 tails[length] = _U(extra) << _CODE | _U(bits + 1)
                 length += 1
-    # the longest has a symbol of its own, though 284 could tell it, too
+    # the longest match has a symbol of its own, though symbol 284 could encode it
     symbols[_LONGEST] = _SYMBOLS - 1
     tails[_LONGEST] = 1
     return symbols, tails
@@ -143,32 +147,32 @@ def _match_tables() -> tuple[np.ndarray, np.ndarray]:
 _MATCH_SYMBOLS, _MATCH_TAILS = _match_tables()
 
 
-class _Deflated(NamedTuple):
-    """What a block became."""
+class _Block(NamedTuple):
+    """A compressed block."""
 
     data: bytes
-    """Its whole bytes."""
+    """The whole bytes."""
     bits: int = 0
-    """Bits of an unfinished byte, with which the next block goes on; before the first
-    block, those of the stream's head."""
+    """The bits after the last whole byte, to which the next block is added. Before the
+    first block, the stream's head."""
     length: int = 0
-    """How many bits these are."""
+    """The number of bits in `bits`."""
 
 
-def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[list[bytes]]:
+def compress(pieces: Iterable[Bytes], size: int) -> Iterator[list[bytes]]:
     """Compress a picture's rows.
 
     Args:
         pieces: uint8 [n]; the memory of each begins at a multiple of eight bytes.
-        size: bytes of all pieces together; behind these the stream ends.
+        size: bytes of all pieces together, after which the stream ends.
 
     Yields:
-        What each piece adds to a zlib stream, in parts.
+        For each piece, the parts of a zlib stream that it becomes.
     """
     chunks = []
     checksum = 1
-    # bytes 78 01: deflate, a window of 32 KiB, the fastest of levels
-    last = _Deflated(b"", bits=0x0178, length=16)
+    # the bytes 78 01: deflate, a window of 32 KiB, the fastest level
+    last = _Block(b"", bits=0x0178, length=16)
     out = np.empty(2 * min(size, _BLOCK) + 512, np.uint8)
     for data in pieces:
         size -= len(data)
@@ -177,10 +181,10 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[list[bytes]]:
             block = data[start : start + _BLOCK]
             step = max(1, min(_EVERY, len(block) // 8 // _COUNTED))
             before = last
-            last = _deflated_block(block, step, before, out)
+            last = _compress_block(block, step, before, out)
             if step > 1 and len(last.data) >= len(block):
-                # the samples are unlike the rest: it grew, so count all
-                last = _deflated_block(block, 1, before, out)
+                # the samples are unlike the rest, and the block grew: count all units
+                last = _compress_block(block, 1, before, out)
             chunks.append(last.data)
         if not size:
             end = last.bits | _LAST << last.length
@@ -190,23 +194,21 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[list[bytes]]:
         chunks = []
 
 
-def _deflated_block(
-    block: Bytes, step: int, before: _Deflated, out: Bytes
-) -> _Deflated:
-    """Compress bytes that share their codes.
+def _compress_block(block: Bytes, step: int, before: _Block, out: Bytes) -> _Block:
+    """Compress the bytes of one block.
 
     Args:
-        block: uint8 [n], at a multiple of eight bytes.
-        step: one of `step` samples of the block is counted; 1 counts all.
-        before: the block before, whose unfinished byte is completed.
-        out: uint8 [2 n + 512 or more], to be written over.
+        block: uint8 [n], whose memory begins at a multiple of eight bytes.
+        step: one of `step` samples is counted; 1 counts all.
+        before: the block before, whose last bits come first.
+        out: memory to work with, uint8 [2 n + 512 or more].
     """
     rest_at = len(block) // 8 * 8
     units = block[:rest_at].view(np.uint64)
     rest = block[rest_at:]
     counts = np.zeros((4, _SYMBOLS), np.int64)
     count_symbols(units, rest, step, counts)
-    # numpy sorts faster than a loop of ours, and is not compiled on a fresh machine
+    # numpy sorts faster than our own loop would, and needs no compilation
     keys = counts.sum(0) << 13 | _UNSEEN
     keys[_END] = 1 << 9 | _END
     keys.sort()
@@ -215,14 +217,14 @@ def _deflated_block(
     carried = np.array([before.bits, before.length], np.uint64)
     size = write_block(units, rest, codes, carried, out)
     bits, length = carried.tolist()
-    return _Deflated(out[:size].tobytes(), bits, length)
+    return _Block(out[:size].tobytes(), bits, length)
 
 
 @inlined
 @no_type_check
 def _next_match(run):
-    """Bytes of the next match in a run of zeros; what is left may not be shorter than a
-    match."""
+    """The length of the next match in a run of zeros. The rest of the run must be long
+    enough for another match, or empty."""
     if run <= _LONGEST:
         return run
     return min(_LONGEST, run - _SHORTEST)
@@ -231,21 +233,21 @@ def _next_match(run):
 @partial(compiled, "void(uint64[::1],uint8[::1],int64,int64[:,::1])")
 @no_type_check
 def count_symbols(units, rest, step, counts):
-    """Add how often each symbol occurs.
+    """Count how often each symbol occurs.
 
-    A unit that is zero begins a run: its first byte is a symbol, and the bytes behind
-    it are matches.
+    A unit that is zero begins a run. The first byte of the run is the symbol 0; all
+    others become matches.
 
     Args:
-        units: uint64 [n], the bytes of the block, eight by eight.
-        rest: uint8 [0..7], its last bytes.
+        units: uint64 [n], the bytes of the block, eight in each.
+        rest: uint8 [0..7], the bytes after the last whole unit.
         step: one of `step` samples is counted.
-        counts: int64 [4, symbols], to be added to. Four rows, so that equal neighbours
-            add to different numbers, and none waits for the one before; their sum
-            counts.
+        counts: int64 [4, symbols], to which the counts are added; the sum of the four rows
+            is the count. With four rows, equal neighbours add to different numbers, and
+            the processor does not wait.
     """
     for start in range(0, units.size, _SAMPLE * step):
-        # a run that goes on behind the sample is cut: counts are estimates then
+        # a run that is longer than the sample is cut: the counts are estimates then
         at = start
         end = min(start + _SAMPLE, units.size)
         while at < end:
@@ -275,26 +277,27 @@ def count_symbols(units, rest, step, counts):
 def _measure_depths(keys, weights, parents):
     """Build Huffman's tree, and measure how far below its top each symbol lies.
 
-    The two lightest nodes get a node above them, with the sum of their weights, until
-    one is left. Symbols come sorted, and new nodes come heavier and heavier, so the
-    lightest is the first of one of two queues (as van Leeuwen saw in 1976):
+    The two lightest nodes without a parent get a new parent, whose weight is the sum of
+    theirs, until one node is left. Symbols come sorted, and new nodes come heavier and
+    heavier. So the lightest node is always the first of the symbols or the first of the
+    new nodes (van Leeuwen, 1976):
 
         weight   1   1   2   4   7 | 2   4   8   15      symbols | new nodes
         parent   5   5   6   7   8 | 6   7   8
         depth    4   4   3   2   1 | 3   2   1   0
 
     Args:
-        keys: as of `find_codes`.
-        weights: zeros [2 · symbols]; afterwards the depth of each node, the symbols
-            first, in the order of their keys.
-        parents: zeros [2 · symbols], for the number of the node above each.
+        keys: see `find_codes`.
+        weights: zeros [2 · symbols]. Afterwards they are the depths of all nodes: first
+            the symbols, in the order of their keys, then the new nodes.
+        parents: zeros [2 · symbols]. Afterwards they are the numbers of the parents.
     """
     size = keys.size
     for symbol in range(size):
         weights[symbol] = keys[symbol] >> 9
-    leaf = 0  # the first of the symbols, and of the new nodes, that has no parent
-    node = size
-    for child in range(2 * size - 2):  # two by two, the lightest first
+    leaf = 0  # the first symbol without a parent
+    node = size  # the first new node without a parent
+    for child in range(2 * size - 2):  # two children for each parent, lightest first
         parent = size + child // 2
         if leaf < size and (node == parent or weights[leaf] <= weights[node]):
             lightest = leaf
@@ -313,18 +316,20 @@ def _measure_depths(keys, weights, parents):
 @inlined
 @no_type_check
 def _count_lengths(depths, size, totals):
-    """Count how many codes have each length, none longer than _MAX_BITS.
+    """Count how many codes have each length, so that none is longer than _MAX_BITS.
 
     A code of n bits takes 2 ** (_MAX_BITS - n) of all numbers of _MAX_BITS bits. Codes
-    as long as their depths take all of them, so where long ones are cut, they take more
-    numbers than there are. Then one code that is shorter than it may be becomes two of
-    one bit more, one of them for a symbol that had the longest:
+    that are as long as the depths take exactly all numbers. If deep ones are cut to
+    _MAX_BITS, the codes take more numbers than there are. Then a code that is shorter than
+    _MAX_BITS is replaced by two that are one bit longer; a symbol with a code of _MAX_BITS
+    gets the second one. With 2 in place of _MAX_BITS:
 
         lengths  1 2 3 3      3 becomes 2:   1 2 2 2     takes 5/4 of all numbers
                               1 becomes 2:   2 2 2 2     takes 4/4
 
     Args:
-        depths: int64 [size or more], of the symbols.
+        depths: int64 [size or more], depths of the symbols.
+        size: number of symbols.
         totals: int64 [_MAX_BITS + 1 or more], to be filled.
     """
     free = 1 << _MAX_BITS
@@ -347,18 +352,18 @@ def _count_lengths(depths, size, totals):
 @partial(compiled, "void(int64[::1],int64[:,::1],uint64[::1],uint64[::1])")
 @no_type_check
 def find_codes(keys, nodes, mirrored, entries):
-    """Find a code for each symbol: short ones for what occurs often.
+    """Find a code for each symbol: short codes for frequent symbols.
 
-    Huffman's tree says how long each code is; codes are then numbered by their lengths,
-    and of equal ones by their symbols, as RFC 1951, 3.2.2, says, so that lengths are
-    all that a reader must know.
+    Huffman's tree says how long each code is. The codes themselves are assigned in the
+    order of their lengths, and for equal lengths in the order of the symbols (RFC 1951,
+    3.2.2): so a decoder needs only the lengths.
 
     Args:
-        keys: int64 [symbols], of each symbol 512 times its weight (how often it
-            occurs), and its number; sorted.
+        keys: int64 [symbols], sorted. A key is 512 times the weight of a symbol (how often
+            it occurs) plus the symbol.
         nodes: zeros int64 [2, 2 · symbols], memory to work with.
-        mirrored: uint64 [2 ** _MAX_BITS], each number with its first bit last.
-        entries: uint64 [symbols], to be filled.
+        mirrored: uint64 [2 ** _MAX_BITS], each number with its bits in reverse order.
+        entries: uint64 [symbols], to be filled with the codes.
     """
     size = keys.size
     _measure_depths(keys, nodes[0], nodes[1])
@@ -366,7 +371,7 @@ def find_codes(keys, nodes, mirrored, entries):
     _count_lengths(nodes[0], size, totals)
     lengths = nodes[0, size:]
     bits = _MAX_BITS
-    for position in range(size):  # the rarest first, which get the longest codes
+    for position in range(size):  # rare symbols come first, and get the longest codes
         while totals[bits] == 0:
             bits -= 1
         totals[bits] -= 1
@@ -375,7 +380,7 @@ def find_codes(keys, nodes, mirrored, entries):
     for bits in range(1, _MAX_BITS + 1):
         for symbol in range(size):
             if lengths[symbol] == bits:
-                # mirrored as a number of _MAX_BITS bits, a code's first bit is lowest
+                # `code` is left-aligned in _MAX_BITS bits: mirrored, it begins at bit 0
                 entries[symbol] = mirrored[code] << _CODE | _U(bits)
                 code += 1 << (_MAX_BITS - bits)
 
@@ -383,17 +388,17 @@ def find_codes(keys, nodes, mirrored, entries):
 @inlined
 @no_type_check
 def _write_bits(out, at, carry, carry_bits, code, bits):
-    """Write a code of at most 57 bits behind the bits of an unfinished byte.
+    """Write a code of at most 57 bits after the bits of an unfinished byte.
 
     Args:
-        out: uint8, of which eight bytes are written; the next code writes over those
-            that it fills.
-        at: where the unfinished byte is.
-        carry, carry_bits: its bits, and how many they are.
-        code, bits: the code, its first bit lowest, and its length.
+        out: uint8. Eight bytes are always written; those that the code does not fill are
+            written over by the next code.
+        at: index of the unfinished byte in `out`.
+        carry, carry_bits: bits of the unfinished byte, and their number.
+        code, bits: the code, whose first bit is the lowest, and its length.
 
     Returns:
-        `at`, `carry` and `carry_bits` behind the code.
+        `at`, `carry` and `carry_bits` for the next code.
     """
     carry |= code << carry_bits
     for byte in range(8):  # LLVM makes one store of these
@@ -409,8 +414,7 @@ def _write_bits(out, at, carry, carry_bits, code, bits):
 @inlined
 @no_type_check
 def _write_entry(out, at, carry, carry_bits, entry):
-    """Write the code of one entry of a table; other arguments and the result are those
-    of `_write_bits`."""
+    """Write the code of an entry. See `_write_bits` for the other arguments and the result."""
     code = entry >> _CODE
     return _write_bits(out, at, carry, carry_bits, code, entry & _LENGTH)
 
@@ -418,8 +422,11 @@ def _write_entry(out, at, carry, carry_bits, entry):
 @inlined
 @no_type_check
 def _joined_codes(entries, unit):
-    """The codes of a unit's four lowest bytes, one behind the other, and how many bits
-    these take together."""
+    """Join the codes of a unit's four lowest bytes.
+
+    Returns:
+        The joined codes, and the number of their bits.
+    """
     a = entries[unit & _BYTE]
     b = entries[unit >> _U(8) & _BYTE]
     c = entries[unit >> _U(16) & _BYTE]
@@ -433,8 +440,8 @@ def _joined_codes(entries, unit):
 @inlined
 @no_type_check
 def _write_zeros(out, at, carry, carry_bits, entries, run):
-    """Write a zero and the matches of `run` more zeros; the zero goes out with the first
-    match. Other arguments and the result are those of `_write_bits`."""
+    """Write a zero, and matches for `run` more zeros. The zero is joined to the first
+    match. See `_write_bits` for the other arguments and the result."""
     code = entries[0] >> _CODE
     bits = entries[0] & _LENGTH
     while run > 0:
@@ -455,19 +462,18 @@ def _write_zeros(out, at, carry, carry_bits, entries, run):
 @partial(compiled, "uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint8[::1])")
 @no_type_check
 def write_block(units, rest, entries, carried, out):
-    """Write a block: its head, which lists the length of each code, its bytes, and its
-    end.
+    """Write a block: its head, which lists the length of each code; its bytes; its end.
 
-    Bytes go out by fours, whose codes are joined before they are stored.
+    The codes of four bytes are joined before they are stored.
 
     Args:
-        units: uint64 [n], the bytes of the block, eight by eight.
-        rest: uint8 [0..7], its last bytes.
-        entries: uint64 [symbols], codes of symbols above their lengths.
-        carried: uint64 [2], the bits of an unfinished byte and how many they are:
-            before and, afterwards, behind the block. Before the first block they are
-            the stream's head, of two bytes.
-        out: uint8, twice the bytes of the block and 256 more, to be written over.
+        units: uint64 [n], the bytes of the block, eight in each.
+        rest: uint8 [0..7], the bytes after the last whole unit.
+        entries: uint64 [symbols], the entry of each symbol.
+        carried: uint64 [2], the bits of an unfinished byte, and their number: those before
+            the block (at the first one, the two bytes of the stream's head), and
+            afterwards those at its end.
+        out: uint8, to be filled; twice the bytes of the block and 256 more.
 
     Returns:
         How many bytes of `out` are whole.
@@ -475,8 +481,8 @@ def write_block(units, rest, entries, carried, out):
     at = _U(0)
     carry = carried[0]
     carry_bits = carried[1]
-    # the head: its first bits, the lengths of the symbols' codes, and that of the one
-    # distance's code; in one loop, since each call is pasted in and costs compilation
+    # The head: its first bits, then the lengths of the symbols' codes and of the one
+    # distance's code. One loop, since each call of `_write_entry` takes compilation time.
     for i in range(_HEADS.size + _SYMBOLS + 1):
         if i < _HEADS.size:
             entry = _HEADS[i]
@@ -505,7 +511,7 @@ def write_block(units, rest, entries, carried, out):
                     out, at, carry, carry_bits, code, bits
                 )
                 unit >>= _U(32)
-    # the bytes that fill no unit, and the end
+    # the bytes after the last whole unit, and the end of the block
     for i in range(rest.size + 1):
         entry = entries[rest[i]] if i < rest.size else entries[_END]
         at, carry, carry_bits = _write_entry(out, at, carry, carry_bits, entry)

@@ -1,10 +1,11 @@
 """The loops over values and pixels, compiled by numba, without the GIL.
 
-They compile in little time, since a fresh machine compiles them all: one signature,
-loops over indices of plain rows. LLVM takes several values at a time: extremes are
-those of integers that have the order of the floats (`min` and `max` of floats take five
-times as long), and sums of short blocks are float32. What every run needs is compiled
-or loaded as this module is imported."""
+A fresh machine compiles all of them, so they are written to compile in little time: one
+signature each, and loops over the indices of plain rows. They are also written so that
+LLVM computes several values at a time: extremes are found among integers that have the
+order of the floats (`min` and `max` of floats take five times as long), and short blocks
+are summed in float32. Loops that every run needs are compiled, or loaded from the cache,
+when this module is imported."""
 
 from __future__ import annotations
 
@@ -22,24 +23,23 @@ from platformdirs import user_cache_dir
 from featviz.models.requirements import require_numba
 
 _BLOCK = 512
-"""Values that are summed in float32, before their sum is added to one in float64."""
+"""Values that are summed in float32, before their sum is added to a sum in float64."""
 _CANCELLATION = 4.0
-"""Where the squared distance of the mean from the shift exceeds the variance by this
-factor, digits are lost in E[d²] - E[d]²: shift by the mean."""
+"""If the squared distance of the mean from the shift is more than so many times the
+variance, E[d²] - E[d]² loses digits, and the mean becomes the shift."""
 _TINY = 1e-30
-"""Variances below lose digits to float32's smallest squares."""
+"""Smaller variances are not exact, since squares of float32 become too small."""
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-"""All bits of a float32 but its sign. A positive float has the order of its bits as an
-integer; a negative one has the opposite order, so its magnitude is inverted."""
+"""All bits of a float32 except its sign."""
 _INFINITE = np.int32(0x7F800000)
-"""The magnitude of an infinite float32; NaN has a greater one."""
+"""The magnitude of an infinite float32; that of NaN is larger."""
 _REORDER = {"reassoc", "nsz", "contract"}
-"""Sums may be taken in another order, so that several values are added at once. NaN
-counts."""
+"""Options of LLVM: sums may be taken in another order, so that several values are added
+at a time. NaN must still be handled correctly."""
 _SUB = 1
-"""The PNG filter that takes the pixel on the left away."""
+"""The PNG filter that subtracts the pixel on the left."""
 _UP = 2
-"""The PNG filter that takes the pixel above away."""
+"""The PNG filter that subtracts the pixel above."""
 _PLAIN: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
@@ -55,29 +55,29 @@ _CACHE = Path(
 )
 _CHECKSUM = crc32(b"".join(path.read_bytes() for path in _SOURCES))
 _FOLDER = str(_CACHE / f"{_CHECKSUM:08x}")
-"""Where compiled loops are kept: in the user's cache folder, or where NUMBA_CACHE_DIR
-says. numba's own choice is in the package, and pip would leave it; that of a
-`.numba_config.yaml` in the current folder may be a stranger's. The name has a checksum,
-since numba compiles a file anew when it has changed, but not when another has, whose
-loops it calls."""
+"""The folder of compiled loops: in NUMBA_CACHE_DIR, or in the user's cache folder. numba's
+own choice would be the package's folder, where pip would leave the files behind; a
+`.numba_config.yaml` in the current folder does not count, since a stranger may have put
+it there. The name has a checksum of both files, since numba compiles a file anew only if
+this file itself has changed, but not if a loop that it calls in another file has."""
 
 _ONE_FOLDER = Lock()
-"""`config.CACHE_DIR` is the whole process's: one thread at a time may change it."""
+"""The whole process shares `config.CACHE_DIR`: one thread at a time may change it."""
 
 inlined = njit(inline="always", **_PLAIN)
-"""A decorator: paste a function into each loop that calls it, before types are known.
-It costs no call, sums in the order that the loop allows, and knows factors that are
-constants there as constants."""
+"""A decorator: numba copies the function into each loop that calls it, before types are
+known. So there is no call, the loop's `fastmath` holds for it, and constant arguments are
+constants inside it."""
 
 
 def compiled(signature: str | None, function: Any, **options: Any) -> Any:
-    """Compile a function, and keep it in numba's cache, if that can be written.
+    """Compile a function, and keep it in numba's cache, if the cache can be written.
 
     Args:
-        signature: types of its arguments, as numba writes them: it is compiled, or
-            loaded from the cache, at once. None waits for the arguments of its first
-            call.
-        options: further ones of numba's `njit`.
+        signature: types of the function's arguments, in numba's notation: it is compiled,
+            or loaded from the cache, now. None: at its first call.
+        function: the function.
+        options: further options of numba's `njit`.
     """
     signatures = [] if signature is None else [signature]
     with _ONE_FOLDER:
@@ -85,7 +85,7 @@ def compiled(signature: str | None, function: Any, **options: Any) -> Any:
         config.CACHE_DIR = _FOLDER
         try:
             return njit(*signatures, **_PLAIN, **options, cache=True)(function)
-        except (RuntimeError, OSError):  # numba finds no folder, or cannot write there
+        except (RuntimeError, OSError):  # there is no such folder, or it is read-only
             return njit(*signatures, **_PLAIN, **options)(function)
         finally:
             config.CACHE_DIR = before
@@ -97,10 +97,11 @@ def compiled(signature: str | None, function: Any, **options: Any) -> Any:
 @inlined
 @no_type_check
 def _ordered(bits):
-    """Bits of float32 as integers in the order of the floats; and back again.
+    """Turn the bits of a float32 into an integer, so that integers have the order of the
+    floats. The same function turns the integer back into bits.
 
-    Among negative floats a greater magnitude is a smaller number, so theirs is
-    inverted:
+    A negative float is smaller, the larger its magnitude is. So all bits of a negative
+    float except the sign are inverted:
 
         float      1.0         0.0   -0.0        -1.0
         bits       0x3F800000  0x0   0x80000000  0xBF800000
@@ -113,18 +114,21 @@ def _ordered(bits):
 @inlined
 @no_type_check
 def _count_values(bits):
-    """The bits of a row's smallest and of its largest value, how many values are zero,
-    and how many are NaN or infinite.
+    """Find the smallest and the largest value of a row, and count special values.
 
     Args:
         bits: int32 [W], the memory of a row of float32.
+
+    Returns:
+        The bits of the smallest value, the bits of the largest value, the number of
+        zeros, and the number of NaN and infinite values.
     """
     low = np.int32(_MAGNITUDE)
     high = np.int32(~_MAGNITUDE)
     zeros = np.int32(0)
     nonfinite = np.int32(0)
-    # Without branches, so that LLVM takes several values at a time. Counts of 32 bits
-    # are as wide as the values, which fills its registers.
+    # No branches, so that LLVM treats several values at a time. The counts have 32 bits,
+    # as the values, so that its registers are full.
     for i in range(bits.size):
         magnitude = bits[i] & _MAGNITUDE
         key = _ordered(bits[i])
@@ -140,19 +144,19 @@ def _count_values(bits):
 def _mean_and_variance(row, length, height, border, at_once):
     """Mean and variance of a row without the border of its slices, float64.
 
-    They are those of the distances from a shift, since E[x²] - E[x]² loses digits where
-    values lie far from zero for their variance: the squares of 1000.1 and 1000.2 share
-    four of float32's seven digits. The first shift is the first value; where that lies
-    too far off, too, the mean that was found is the second one.
+    All values are shifted by a number near their mean. Without this, E[x²] - E[x]² would
+    lose digits if the mean is large compared with the deviation: the squares of 1000.1
+    and 1000.2 share four of float32's seven digits. The first shift is the first value.
+    If this is too far from the mean, a second pass shifts by the mean of the first pass.
 
     Args:
         row: float32 [W], lines one after the other.
-        length: values of a line.
-        height: lines of a slice.
-        border: lines that are left out at both ends of a slice, and values at both ends
-            of a line.
-        at_once: whether to stop after the first shift: for rows with NaN, whose sums
-            nobody reads.
+        length: number of values in a line.
+        height: number of lines in a slice.
+        border: lines that are left out at both ends of a slice, and values that are left
+            out at both ends of a line.
+        at_once: whether there is only one pass: for rows with NaN, whose results are not
+            used.
     """
     shift = row[border * length + border]
     mean = 0.0
@@ -166,8 +170,8 @@ def _mean_and_variance(row, length, height, border, at_once):
             y = start // length % height
             if y < border or y >= height - border:
                 continue
-            # float32 adds twice as many values at a time as float64; a short sum of them
-            # loses little
+            # in float32, twice as many values are added at a time as in float64, and a
+            # short sum loses little
             line = row[start + border : start + length - border]
             line_total = np.float32(0)
             line_squares = np.float32(0)
@@ -188,8 +192,8 @@ def _mean_and_variance(row, length, height, border, at_once):
 @inlined
 @no_type_check
 def _count_outside(row, lower, upper):
-    """How many values of a row are at `lower` or below, or at `upper` or above; NaN is
-    neither, and as a limit bounds nothing."""
+    """How many values of a row are at `lower` or below, or at `upper` or above. A value of
+    NaN does not count; a limit of NaN is no limit."""
     count = np.int32(0)
     for i in range(row.size):
         count += np.int32((row[i] <= lower) | (row[i] >= upper))
@@ -207,18 +211,19 @@ def statistics(rows, bits, stats, stats_bits, lower, upper, outside):
 
     Args:
         rows: float32 [N, W].
-        bits: int32 [N, W], the same memory.
-        stats: float32 [N, 6], to be filled. A deviation of -1 stands for a row whose
-            first four numbers need float64, or have to leave out values.
-        stats_bits: int32 [N, 6], the same memory.
-        lower, upper: limits for `outside`; NaN bounds nothing.
+        bits: int32 [N, W], the memory of `rows`.
+        stats: float32 [N, 6], to be filled. A deviation of -1 tells the caller to compute
+            the first four numbers of the row itself: they need float64, or the row has NaN
+            or infinite values, which must be left out.
+        stats_bits: int32 [N, 6], the memory of `stats`.
+        lower, upper: limits for `outside`; NaN is no limit.
         outside: int64 [N], to be filled: how many values are at `lower` or below, or
-            at `upper` or above. Empty where nobody asks.
+            at `upper` or above. Empty if this is not needed.
     """
     for n in range(rows.shape[0]):
         row = stats[n]
         low, high, zeros, nonfinite = _count_values(bits[n])
-        # bits become floats by going through memory; -0 becomes 0
+        # written as integers, the bits are floats in the same memory; -0 becomes 0
         stats_bits[n, 0] = low if low & _MAGNITUDE else np.int32(0)
         stats_bits[n, 1] = high if high & _MAGNITUDE else np.int32(0)
         mean, variance = _mean_and_variance(
@@ -228,7 +233,7 @@ def statistics(rows, bits, stats, stats_bits, lower, upper, outside):
         row[3] = math.sqrt(variance if variance > 0 else 0.0)
         row[4] = zeros / rows.shape[1]
         row[5] = nonfinite
-        # of a constant row the mean is off by rounding, and the deviation not quite 0
+        # for a constant row, rounding would make the mean and the deviation inexact
         if nonfinite == 0 and row[0] == row[1]:
             row[2] = row[0]
             row[3] = 0
@@ -250,13 +255,15 @@ def inner_deviations(rows, width, height, border, deviations):
 
     Args:
         rows: float32 [N, S · height · width], S slices of each map.
+        width, height: size of a slice.
         border: pixels that are left out on each side of a slice.
-        deviations: float32 [N], to be filled; -1 stands for a row as in `statistics`.
+        deviations: float32 [N], to be filled. -1 tells the caller to compute the deviation
+            itself, as in `statistics`.
     """
     for n in range(rows.shape[0]):
         row = rows[n]
         mean, variance = _mean_and_variance(row, width, height, border, False)
-        # no value differs from the first one
+        # all values are equal
         if variance == 0 and mean == row[border * width + border]:
             deviations[n] = 0
         elif _TINY < variance < math.inf:
@@ -278,11 +285,9 @@ def quantise(rows, starts, factors, halves, top, levels):
 
     Args:
         rows: float32 [N, W].
-        starts: float32 [N], the value of each row that becomes level 0.
-        factors: float32 [N], levels for each unit of a row's values.
-        halves: float32 [N]: 0.5 to round to the nearest level, 0 to cut.
-        top: the highest level, to which values are clipped, and NaN becomes 0; -1 where
-            all values are finite and known to fit 0..255.
+        starts, factors, halves: float32 [N], start, factor and half of each row.
+        top: the highest level: larger ones become this, smaller ones than 0 and NaN become
+            0. -1 if all values are finite and known to fit 0..255.
         levels: uint8 [N, W], to be filled.
     """
     for n in range(rows.shape[0]):
@@ -295,7 +300,7 @@ def quantise(rows, starts, factors, halves, top, levels):
         else:
             for i in range(rows.shape[1]):
                 level = (rows[n, i] - start) * factor + half
-                # also for NaN
+                # this is also false for NaN
                 level = level if level > np.float32(0) else np.float32(0)
                 levels[n, i] = np.int32(level if level < top else top)
 
@@ -316,12 +321,12 @@ def _enlarge(source, factor, depth, target):
 
     Args:
         source: uint8 [depth · w].
-        factor: how often.
+        factor: how often each pixel is repeated.
         depth: bytes of a pixel.
         target: uint8 [factor · depth · w], to be filled.
     """
-    # A factor that is a constant makes the loop ten times as fast: LLVM turns it into
-    # shuffles of registers.
+    # With a constant factor, the loop is ten times as fast: LLVM compiles it to shuffles
+    # of registers.
     if factor == 1:
         _repeat(source, 1, target)
     elif factor == 2 and depth == 1:
@@ -344,9 +349,9 @@ def _enlarge(source, factor, depth, target):
 def lay_tiles(tiles, columns, down, across, depth, padding, piece):
     """Lay tiles into a piece of a picture, enlarged by whole factors.
 
-    Each row of a tile is written once, enlarged, into a line of the piece; when the
-    line has the rows of all its tiles, it is copied below itself for the factor `down`.
-    Two tiles of 1 x 2 pixels, down 2, across 3, padding 1 (the dots):
+    Each row of a tile is enlarged and written once into a line of the piece. When the
+    line has the rows of all its tiles, it is copied into the lines below, as often as
+    `down` says. Two tiles of 1 x 2 pixels, down 2, across 3, padding 1 (the dots):
 
         a b    c d    becomes    . a a a b b b . c c c d d d .     written
                                  . a a a b b b . c c c d d d .     copied
@@ -354,11 +359,12 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
 
     Args:
         tiles: uint8 [N, h, depth · w].
-        columns: tiles beside each other.
-        down, across: the factors.
+        columns: how many tiles stand side by side.
+        down, across: the factors by which height and width are enlarged.
         depth: bytes of a pixel: 1, or 3 for RGB.
         padding: pixels to the left of each tile and below it.
-        piece: uint8 [rows, depth · width], which has the padding's colour before.
+        piece: uint8 [rows, depth · width], filled with the padding's colour before the
+            call.
     """
     count, height, width = tiles.shape
     large_width = width * across
@@ -378,8 +384,8 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
 @inlined
 @no_type_check
 def _differ_by(row, other):
-    """The sum of the differences of two rows of bytes, modulo 256: 255 and 0 differ by
-    1."""
+    """The sum of the absolute differences of two rows of bytes. Differences are modulo
+    256: 255 and 0 differ by 1."""
     total = np.int32(0)
     for i in range(row.size):
         total += abs(np.int32(np.int8(row[i] - other[i])))
@@ -389,7 +395,7 @@ def _differ_by(row, other):
 @inlined
 @no_type_check
 def _subtract(row, other, difference):
-    """Fill `difference` with `row` less `other`, modulo 256."""
+    """Fill `difference` with `row` minus `other`, modulo 256."""
     for i in range(row.size):
         difference[i] = row[i] - other[i]
 
@@ -397,12 +403,12 @@ def _subtract(row, other, difference):
 @partial(compiled, "void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
 @no_type_check
 def filter_rows(piece, above, depth, filtered):
-    """Filter rows for PNG: each byte less the one above it (filter `up`), or less that
-    of the pixel on its left (`sub`).
+    """Filter rows for PNG. From each byte, the filter `up` subtracts the byte above, and
+    the filter `sub` the byte of the pixel on the left.
 
-    The filter is the one that makes the smaller sum of differences, as the
-    specification advises (https://www.w3.org/TR/png-3/, 12.7): small numbers occur
-    often, and deflate codes what occurs often in few bits.
+    For each row, the filter with the smaller sum of differences is taken, as the
+    specification advises (https://www.w3.org/TR/png-3/, 12.7): small numbers then occur
+    often, and deflate needs few bits for them.
 
         row above   10 10 20 20
         row         10 10 20 21     up:  2 |  0  0  0  1     taken: sum 1
@@ -421,7 +427,7 @@ def filter_rows(piece, above, depth, filtered):
         before_last = row[: row.size - depth]
         out = filtered[r, 1:]
         by_up = _differ_by(row, above)
-        # the first pixel, which has none on its left, counts for neither
+        # `sub` is counted without the first pixel, which has none on its left
         if by_up == 0 or by_up < _differ_by(behind_first, before_last):
             filtered[r, 0] = _UP
             _subtract(row, above, out)
@@ -435,13 +441,13 @@ def filter_rows(piece, above, depth, filtered):
 @partial(compiled, None)
 @no_type_check
 def blend(levels, colors, background, share, mixed):
-    """Fill `mixed` with the colours of levels, laid over pixels.
+    """Mix the colours of levels with a background.
 
     Args:
         levels: uint8 [P].
-        colors: float [256, 3], what each level adds: its colour times its share.
+        colors: float [256, 3]: the colour of each level, times the share of the levels.
         background: uint8 [P, 3].
-        share: of the background, 0 to 1.
+        share: share of the background, 0 to 1.
         mixed: uint8 [P, 3], to be filled.
     """
     for i in range(levels.size):
@@ -456,18 +462,18 @@ def blend(levels, colors, background, share, mixed):
 @inlined
 @no_type_check
 def _add_moments(row, finite, total):
-    """Add the extremes, the mean and the deviation of a map's finite values.
+    """Add the statistics of a map's finite values to the total of its channel.
 
-    Means and sums of squared deviations are joined as Chan, Golub and LeVeque do
+    Means and sums of squared deviations are combined as by Chan, Golub and LeVeque
     ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
     which loses fewer digits than a sum of squares.
 
     Args:
         row: float32 [6], the statistics of the map: min, max, mean, deviation, share of
-            zeros, non-finite values.
-        finite: how many values they are of, 1 at least.
-        total: float64 [columns] of its channel, of which the first five are added to:
-            finite values, min, max, mean, squared deviations.
+            zeros, number of non-finite values.
+        finite: number of finite values of the map, at least 1.
+        total: float64 [columns], the total of the channel. Its first five numbers are
+            changed: number of finite values, min, max, mean, sum of squared deviations.
     """
     std = np.float64(row[3])
     delta = np.float64(row[2]) - total[3]
@@ -486,12 +492,14 @@ def add_maps(stats, saturated, positions, sums):
     """Add the statistics of maps to `Tally.sums`, one map after the other.
 
     Args:
-        stats: float32 [B, C, 6], the statistics of B images: min, max, mean, deviation,
-            share of zeros, non-finite values.
-        saturated: int64 [B, C], how many values saturate; empty where nothing does.
-        positions: values of each map.
-        sums: float64 [C, columns], to be added to: finite values, min, max, mean,
-            squared deviations, zeros, non-finite values, saturated values.
+        stats: float32 [B, C, 6], the statistics of the maps of B images: min, max, mean,
+            deviation, share of zeros, number of non-finite values.
+        saturated: int64 [B, C], how many values of each map saturate; empty if no values
+            are counted.
+        positions: number of values of each map.
+        sums: float64 [C, columns], which is changed: number of finite values, min, max,
+            mean, sum of squared deviations, then the numbers of zeros, of non-finite and
+            of saturated values.
     """
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
@@ -500,7 +508,7 @@ def add_maps(stats, saturated, positions, sums):
             finite = positions - np.float64(row[5])
             if finite > 0:
                 _add_moments(row, finite, total)
-            # zeros are given as a share, whose float32 may miss the whole number
+            # the share of zeros is float32: rounded, it gives the exact number of zeros
             total[5] += math.floor(np.float64(row[4]) * positions + 0.5)
             total[6] += row[5]
             if saturated.size > 0:
@@ -510,17 +518,19 @@ def add_maps(stats, saturated, positions, sums):
 @inlined
 @no_type_check
 def _insert(value, image, values, numbers):
-    """Insert an image with its value into the ranking of a channel, in place.
+    """Insert an image into the ranking of a channel, in place.
 
     Args:
-        values: float64 [ranks], the greatest first.
-        numbers: int64 [ranks], the images that they are of.
+        value: the image's value.
+        image: the image's number.
+        values: float64 [ranks], the largest value first.
+        numbers: int64 [ranks], numbers of the images with these values.
     """
     for rank in range(values.size):
         ranked_value = values[rank]
         ranked_image = numbers[rank]
         if value > ranked_value or (value == ranked_value and image < ranked_image):
-            # what was there moves on to the next rank
+            # the image that was here moves on to the next rank
             values[rank] = value
             numbers[rank] = image
             value = ranked_value
@@ -530,19 +540,19 @@ def _insert(value, image, values, numbers):
 @partial(compiled, None)
 @no_type_check
 def add_images(stats, images, values, numbers):
-    """Insert images, by the maxima of their maps, into the rankings of a `Tally`:
-    before smaller values, and before later images of the same value.
+    """Insert images into the rankings of a `Tally`, by the maximum of their maps. Of equal
+    values, the earlier image comes first.
 
     Args:
-        stats: float32 [B, C, 6], as of `add_maps`.
-        images: int64 [B], the numbers of the images.
-        values: float64 [C, ranks], maxima, the greatest first.
-        numbers: int64 [C, ranks], the images that they are of.
+        stats: float32 [B, C, 6]; see `add_maps`.
+        images: int64 [B], numbers of the images.
+        values: float64 [C, ranks], maxima, the largest first.
+        numbers: int64 [C, ranks], numbers of the images with these maxima.
     """
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
             value = np.float64(stats[b, c, 1])
-            # maps with NaN or infinite values come first: they are to be looked at
+            # maps with NaN or infinite values come first, since they need attention
             if stats[b, c, 5] > 0:
                 value = math.inf
             _insert(value, images[b], values[c], numbers[c])

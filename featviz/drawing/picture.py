@@ -516,7 +516,7 @@ def write_png(
     if repeats:
         compressed = _compressed_by_isal(filtered())
     else:
-        compressed = deflate.deflated(filtered(), size[0] * (1 + width))
+        compressed = deflate.compress(filtered(), size[0] * (1 + width))
     for chunks in compressed:
         length = 0
         checksum = _IDAT_CHECKSUM

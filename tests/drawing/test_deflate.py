@@ -22,7 +22,7 @@ SPARSE = 4096 * 8 * 16
 def deflated(data: np.ndarray, cuts: int = 1) -> bytes:
     """A zlib stream of bytes that come in pieces; they must come back."""
     pieces = (piece.copy() for piece in np.array_split(data, cuts))
-    stream = b"".join(chain.from_iterable(deflate.deflated(pieces, len(data))))
+    stream = b"".join(chain.from_iterable(deflate.compress(pieces, len(data))))
     assert zlib.decompress(stream) == data.tobytes()
     return stream
 
