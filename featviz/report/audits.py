@@ -1,4 +1,5 @@
-"""An audit as pages show it: its layers with their findings, and pictures of suspects."""
+"""The view of an audit for pages: its layers with their findings, and pictures of
+suspects."""
 
 from __future__ import annotations
 
@@ -19,27 +20,27 @@ from featviz.text import counted
 
 @dataclass(frozen=True)
 class AuditedLayer:
-    """A row of an audit."""
+    """An audited layer: a row of an audit."""
 
     row: AuditRow
     id: str
-    """The id of its section on the audit's own page."""
+    """The id of the layer's section on the page of the audit."""
     home: str
-    """The layer on whose page of a run it is shown: itself; where the run has no page of
-    it, the layer before it whose maps the audit drew; empty where neither has a page."""
+    """The layer on whose page the findings are shown: the audited layer; if it has no
+    page, the layer before it whose maps the audit drew; empty if neither has a page."""
     suspects: Sequence[Extra]
-    """The pictures of its channels with a finding."""
+    """The pictures of the layer's suspects: its channels with a finding."""
 
     @property
     def findings(self) -> ChannelFindings:
-        """Its channels by finding."""
-        # the row also has findings that were looked for, and that no channel has
+        """The layer's channels by finding, without findings that no channel has."""
+        # a row has an entry for every finding that the audit looked for
         findings = self.row.findings.items()
         return {name: channels for name, channels in findings if channels}
 
     @property
     def call(self) -> int | None:
-        """Which call of its home it is; None where the home is another layer."""
+        """The number of the audited call, from 0; None if `home` is another layer."""
         return self.row.call if self.home == self.row.layer else None
 
 
@@ -50,18 +51,20 @@ class AuditView:
     record: Audit
     layers: Sequence[AuditedLayer]
     chart: PictureView | None
-    """The chart of shares of zeros; None where the audit's folder does not have it."""
+    """The chart of shares of zeros; None if the audit's folder does not have it."""
 
     @classmethod
     def of_record(
         cls, record: Audit, pictures: ReadImage, pages: Collection[str] | None = None
     ) -> AuditView:
-        """Assign the pictures of an audit to its layers, and these to the pages of a run.
+        """Assign the pictures of an audit to its layers, and its layers to the pages of a
+        run.
 
         Args:
             record: the content of audit.json.
-            pictures: those that are there; others are left out.
-            pages: the layers of the run that have pages; None for an audit alone.
+            pictures: the pictures of the audit that exist.
+            pages: the layers of the run that have pages; None for the report of an audit
+                without a run.
         """
         suspects = defaultdict(list)
         sources = defaultdict(list)
@@ -91,8 +94,8 @@ class AuditView:
 
     @property
     def total(self) -> Mapping[str, int]:
-        """How many channels of all layers have each finding; 0 where it was looked for and
-        no channel has it."""
+        """How many channels of all layers have each finding; 0 for a finding that the audit
+        looked for, and that no channel has."""
         counts: Counter[str] = Counter()
         for layer in self.layers:
             for name, channels in layer.row.findings.items():
@@ -101,15 +104,15 @@ class AuditView:
 
     @property
     def dead_summary(self) -> str | None:
-        """`4 in 1 layer, by the audit of 20 images`; None where no layer could be
-        judged."""
+        """The number of dead channels: `4 in 1 layer, by the audit of 20 images`; None if
+        the audit could judge no layer."""
         counts = []
         for layer in self.layers:
             if "dead" in layer.row.findings:
                 counts.append(len(layer.row.findings["dead"]))
         if not counts:
             return None
-        # the images are counted here, too: after few of them, no dead channel means little
+        # the text names the number of images: after a few, "none" would mean little
         where = "none"
         if any(counts):
             where = f"{sum(counts):,} in {counted(sum(map(bool, counts)), 'layer')}"
@@ -119,11 +122,12 @@ class AuditView:
         """The findings that are shown on the page of a layer.
 
         Args:
-            name: of the layer.
-            call: which call of it; None for all calls together.
+            name: the name of the layer.
+            call: the number of a call, for the findings of this call; None for those of
+                all calls.
 
         Returns:
-            Channels, rising, by finding; empty where nothing was found.
+            By finding, the channels in rising order; empty if there are no findings.
         """
         findings: dict[str, list[int]] = {}
         for layer in self.layers:
@@ -142,8 +146,9 @@ def _suspects(
     """The picture of a layer's suspects.
 
     Args:
-        number: of the picture in the audit, for its id.
-        pictures: of the audit.
+        number: the number of the picture in the audit, for its id.
+        drawn: the entry of the picture in audit.json.
+        pictures: all pictures of the audit.
         size: width and height of the picture in pixels.
     """
     text = counted(drawn.suspects, "channel")

@@ -1,4 +1,4 @@
-"""What the colours of a picture mean: a key below each picture, a legend above several."""
+"""What colours mean: a colour key stands below each picture, a legend above several."""
 
 from __future__ import annotations
 
@@ -17,46 +17,48 @@ _STOPS = (0, 51, 102, 153, 204, 255)
 
 
 class ColorKey(NamedTuple):
-    """The colours of a picture, and what they mean."""
+    """The scale of colours of a picture."""
 
     low: str = ""
     """The value of the darkest colour, or a word for it."""
     high: str = ""
-    """Likewise of the brightest."""
+    """The value of the brightest colour, or a word for it."""
     text: str = ""
     """The scale in words."""
     colors: tuple[str, ...] = ()
-    """`#rrggbb`, darkest first; none where colours are not levels."""
+    """Colours of the scale, `#rrggbb`, the darkest first; empty for a picture without a
+    scale from dark to bright."""
     is_grey: bool = False
-    """Whether the picture may be shown in other colours."""
+    """Whether the picture is grey, so that a page may show it in other colours."""
 
 
 class LegendEntry(NamedTuple):
-    """A colour that stands for something, `#rrggbb`."""
+    """A colour with a meaning of its own, maybe with a mark on it."""
 
     color: str
+    """`#rrggbb`."""
     meaning: str
     lines: str = ""
-    """The mark on it, as a path of SVG in a square of 14; empty for none."""
+    """The mark, as a path of SVG in a square of 14 pixels; empty for none."""
     ink: str = ""
-    """The colour of the mark."""
+    """The colour of the mark, `#rrggbb`."""
     is_grey: bool = False
-    """Whether it may be shown in other colours."""
+    """Whether the colour is of a grey scale, so that a page may show another one."""
 
 
 _MARKS = ("M0 0 14 14M0 14 14 0", "M0 14 14 0")
-"""SVG paths of `ScaleMode.marks`, as `grid.mark_shapes` draws them."""
+"""The SVG paths of `ScaleMode.marks`, in their order; `grid.mark_shapes` draws the same."""
 
 
 def legend(
     options: Mapping[str, Any], captures: Iterable[Capture]
 ) -> list[LegendEntry]:
-    """What single colours mean in some pictures of a run: components of a reduction, marks
-    of constant maps, and values that are not finite. The keys explain the other colours.
+    """The legend of some pictures of a run: components of a reduction, marks on constant
+    maps, and the colour of NaN and infinite values. Colour keys explain all other colours.
 
     Args:
-        options: of the run, as run.json has them; any may be missing.
-        captures: the pictures.
+        options: the options of the run in run.json; any may be missing.
+        captures: the captures that the pictures show.
     """
     entries: dict[LegendEntry, None] = {}
     shows_marks = options.get("marks") is not False
@@ -68,22 +70,22 @@ def legend(
                 entries[LegendEntry(color, meaning)] = None
         elif mode and shows_marks and row.overlay is None:
             entries |= dict.fromkeys(_mark_entries(mode, _colormap(row, options)))
-    # any picture may have it
+    # any picture may have NaN or infinite values
     magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)
     return [*entries, LegendEntry(magenta, "NaN or infinite")]
 
 
 def _mark_entries(mode: ScaleMode, cmap: str) -> list[LegendEntry]:
-    """The entries of marks on constant maps; none where matplotlib does not have the
-    colormap.
+    """The entries of marks on constant maps; empty if the installed matplotlib does not
+    have the colormap.
 
     Args:
-        mode: of the scale, which says what the marks mean.
+        mode: the mode of the scale, which says what the marks mean.
         cmap: the name of the colormap.
     """
     entries = []
     for lines, (level, meaning) in zip(_MARKS, mode.marks, strict=False):
-        # the ink is half of all levels away
+        # the ink of a mark is 128 levels away from the map, so that it stands out
         colors = scale_colors(cmap, (level, (level + 128) % 256))
         if colors:
             is_grey = cmap in colormap.GREYS
@@ -92,40 +94,39 @@ def _mark_entries(mode: ScaleMode, cmap: str) -> list[LegendEntry]:
 
 
 def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
-    """The key of one picture.
+    """The colour key of a picture.
 
     Args:
-        row: the picture.
-        options: of the run that drew it, as run.json has them.
+        row: the capture that the picture shows.
+        options: the options in run.json of the run that drew it.
     """
     components = _component_key(row)
     if components is not None:
         return components
     cmap = _colormap(row, options)
     colors = scale_colors(cmap)
-    # over the input grey maps could not be recoloured alone
+    # in maps over the input, other colours would change the input, too
     is_grey = cmap in colormap.GREYS and row.overlay is None
     over = []
     if row.overlay is not None:
         over.append(f"{percent(row.overlay)} over the input")
-    # each map has a scale of its own
-    if row.range is None:
+    if row.range is None:  # each map has its own scale
         scaling = ["scaled per map"] if len(row.drawn) > 1 else []
         return ColorKey("min", "max", ", ".join(scaling + over), colors, is_grey)
     low, high = _ends(row)
-    # kernels of three inputs are drawn as colours: there is no dark and bright
+    # kernels of three inputs are drawn in red, green and blue, without a colour scale
     if row.layout == "rgb":
         return ColorKey(text=f"red, green and blue, each from {low} to {high}")
     return ColorKey(low, high, ", ".join(_scaling(row) + over), colors, is_grey)
 
 
 def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
-    """The key of a layer's maps in words that hold for other layers, too: several strips
-    have one key.
+    """The colour key of a strip of maps, without the numbers of its layer: strips of
+    several layers share one key.
 
     Args:
         row: the capture of the layer.
-        options: of the run that drew it.
+        options: the options in run.json of the run that drew it.
     """
     key = color_key(row, options)
     if _component_key(row) is not None:
@@ -134,7 +135,7 @@ def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
         return key._replace(text="scaled per map")
     if _is_fixed(row):
         return key
-    # the ends differ from layer to layer, but zero may be in the middle of all
+    # the limits differ from layer to layer, but scales may all have zero in the middle
     bottom, top = row.range
     if bottom is not None and bottom == -(top or 0):
         return key._replace(low="−", high="+", text="0 in the middle, scaled per layer")
@@ -142,7 +143,8 @@ def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
 
 
 def _component_key(row: Capture) -> ColorKey | None:
-    """The key of a picture whose colours are components, as of a PCA; None for others."""
+    """The colour key of a picture whose colours are components, such as those of a PCA;
+    None for any other picture."""
     reduction = REDUCTIONS.get(row.reduce or "")
     if reduction is None or not reduction.colors:
         return None
@@ -151,22 +153,22 @@ def _component_key(row: Capture) -> ColorKey | None:
 
 
 def _mode(row: Capture) -> ScaleMode | None:
-    """The scale of a picture; None for one that this version does not know."""
+    """The scale mode of a picture; None for a mode that this version does not know."""
     return normalize.MODES.get(row.normalize)
 
 
 def _is_fixed(row: Capture) -> bool:
-    """Whether the ends of the scale are the same in all pictures."""
+    """Whether the scale has the same limits in all pictures."""
     mode = _mode(row)
     return mode is not None and mode.fixed
 
 
 def _ends(row: Capture) -> tuple[str, str]:
-    """The values of the darkest and the brightest colour, with `≤` or `≥` where values
-    beyond them have the same colour.
+    """The values of the darkest and the brightest colour as text, with `≤` or `≥` if there
+    are values beyond them.
 
     Args:
-        row: a picture with one scale for all its maps.
+        row: the capture of a picture with one scale for all its maps.
     """
     assert row.range is not None
     bottom, top = row.range
@@ -175,8 +177,8 @@ def _ends(row: Capture) -> tuple[str, str]:
     clips_high = False
     if mode is not None and mode.clips:
         if row.reduce is not None or row.layout == "mean":
-            # The extremes in the row are those of the maps before they became one tile, so
-            # they do not tell. Limits that a user sets are taken to cut something off.
+            # The row has the extremes of the maps before they became one tile, which do
+            # not help here. Only limits that the user set are taken to cut off values.
             clips_low = clips_high = ":" in mode.spelling
         else:
             clips_low = row.min is None or bottom is None or row.min < bottom
@@ -204,12 +206,12 @@ def _scaling(row: Capture) -> list[str]:
 
 @lru_cache
 def scale_colors(cmap: str, levels: tuple[int, ...] = _STOPS) -> tuple[str, ...]:
-    """Colours `#rrggbb` of a colormap; none where the installed matplotlib does not have
-    it.
+    """Colours of a colormap, `#rrggbb`; empty if the installed matplotlib does not have the
+    colormap.
 
     Args:
-        cmap: its name.
-        levels: 0..255, whose colours are asked for.
+        cmap: the name of the colormap.
+        levels: the levels, 0..255, of the wanted colours.
     """
     try:
         ramp = colormap.ramp(cmap).tolist()
@@ -222,7 +224,7 @@ def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
     """The name of the colormap of a picture."""
     if row.cmap is not None:
         return row.cmap
-    # unlike other gradients, the saliency of an image has no sign
+    # saliency has no sign, so it gets the colormap of an output, not of a gradient
     kind = "output" if is_saliency(row) else row.kind
     cmap = str(options.get("cmap") or "grey")
     return colormap.decide_cmap(cmap, kind, row.overlay is not None, row.reduce)

@@ -1,5 +1,5 @@
-"""Results of the same model that are shown on the pages of a run: audits, kernels,
-exemplars."""
+"""Companions of a run: an audit, kernels and exemplars of the same model, which the report
+shows on the pages of the run."""
 
 from __future__ import annotations
 
@@ -37,41 +37,42 @@ log = logging.getLogger(__name__)
 
 
 class Companions(NamedTuple):
-    """What is shown on the pages of a run besides its maps."""
+    """What the pages of a run show besides its maps."""
 
     extras: dict[str, list[Extra]]
     """Pictures for each tensor, by the id of its group on the page of the layer."""
     audit: AuditView | None
+    """The audit; None without one."""
 
 
 class _Tensor(NamedTuple):
     """A tensor of a layer."""
 
     layer: str
-    """Its label."""
+    """The label of the layer."""
     stem: str
-    """`output.call1`."""
+    """The tensor of the layer: `output.call1`."""
 
 
 def read_companions(
     run: ReadRun, pages: Sequence[ReportPage], options: ReportOptions
 ) -> Companions:
-    """Read the kernels, exemplars and audit that `options` names; of audits else the one
-    in the run's folder.
+    """Read the kernels, exemplars and audit that `options` names. If it names no audit, an
+    audit in the run's folder is read.
 
     Args:
-        pages: of all layers of the run.
+        pages: the pages of all layers of the run.
 
     Raises:
         CompareError: a result is of another model.
-        StoreError: kernels or exemplars are of none of the run's layers; or a result
+        StoreError: kernels or exemplars have no layer in common with the run, or a result
             cannot be read.
     """
     groups = {}
     for page in pages:
         for group in page.groups:
             groups[_Tensor(page.name, group.stem)] = group.id
-    # kernels belong to a layer, not to one of its tensors: they are shown at the first
+    # kernels belong to a layer: they are shown with its first tensor
     first_groups = {page.name: page.groups[0].id for page in pages}
     extras: dict[str, list[Extra]] = {id: [] for id in groups.values()}
     if options.kernels is not None:
@@ -92,9 +93,12 @@ def read_companions(
 def _suspects_of_groups(
     audit: AuditView, pages: Sequence[ReportPage]
 ) -> Iterator[tuple[str, Sequence[Extra]]]:
-    """The pictures of each layer's suspects, and the id of the group where they are shown:
-    the first of the audited call, else the first of the page. Layers without a page are
-    left out."""
+    """Find the group that shows the suspects of a layer: the first group of the audited
+    call, else the first group of the page. Layers without a page are left out.
+
+    Yields:
+        The id of the group, and the pictures of the suspects.
+    """
     first_groups: dict[tuple[str, int | None], str] = {}
     for page in pages:
         first_groups[page.name, None] = page.groups[0].id
@@ -110,14 +114,14 @@ def _suspects_of_groups(
 def _shared_kernels(
     run: ReadRun, path: Path, layers: Container[str]
 ) -> dict[str, Extra]:
-    """The kernels in a folder by layer, but for layers that the run does not have.
+    """Read the kernels in a folder, and return those of the run's layers, by layer.
 
     Args:
-        path: the folder, as the user named it.
-        layers: names of the layers that have pages.
+        path: the folder that the user named.
+        layers: the names of the layers that have pages.
 
     Raises:
-        CompareError, StoreError: as from `read_companions`.
+        CompareError, StoreError: as for `read_companions`.
     """
     record, pictures = read_kernels(path)
     check_model(run, "kernels", path, record["model"])
@@ -130,14 +134,16 @@ def _shared_kernels(
 def _audit(
     run: ReadRun, path: Path | None, layers: Collection[str]
 ) -> AuditView | None:
-    """The audit at a path, or in the run's folder; None where that has none.
+    """Read the audit at a path, or in the run's folder; None if the run's folder holds no
+    audit.
 
     Args:
-        path: audit.json or its folder, as the user named it; None for the run's folder.
-        layers: names of the layers that have pages.
+        path: the audit.json, or its folder, that the user named; None for the run's
+            folder.
+        layers: the names of the layers that have pages.
 
     Raises:
-        CompareError, StoreError: as from `read_companions`.
+        CompareError, StoreError: as for `read_companions`.
     """
     audit_and_pictures = read_audit(run.root, path)
     if audit_and_pictures is None:
@@ -150,14 +156,14 @@ def _audit(
 def _shared_exemplars(
     run: ReadRun, path: Path, tensors: Container[_Tensor]
 ) -> dict[_Tensor, list[Extra]]:
-    """The exemplars in a folder by tensor, but for those that the run does not have.
+    """Read the exemplars in a folder, and return those of the run's tensors, by tensor.
 
     Args:
-        path: the folder, as the user named it.
-        tensors: those that have groups on pages.
+        path: the folder that the user named.
+        tensors: the tensors that have groups on pages.
 
     Raises:
-        CompareError, StoreError: as from `read_companions`.
+        CompareError, StoreError: as for `read_companions`.
     """
     record = read_exemplars(path)
     check_model(run, "exemplars", path, record.model)
@@ -173,10 +179,10 @@ def _check_shared(
     """Refuse kernels or exemplars that have no layer in common with the run.
 
     Args:
-        shared: those of layers of the run.
-        layers: all layers that the folder has, for the hint.
+        shared: the layers or tensors that the folder and the run have in common.
+        layers: all layers in the folder, for the hint.
         option: `kernels` or `exemplars`.
-        path: their folder, as the user named it.
+        path: the folder that the user named.
 
     Raises:
         StoreError: `shared` is empty.
@@ -192,16 +198,17 @@ def _check_shared(
 def check_model(
     run: ReadRun, option: str, path: Path, record: Mapping[str, Any]
 ) -> None:
-    """Refuse a result of another model than the run's; warn where that is not known.
+    """Refuse a result of another model than the run's. Warn if the records do not tell
+    whether the models are the same.
 
     Args:
-        option: that names the result, without its dashes; also the command that makes
-            one.
-        path: of the result, as the user named it.
+        option: the option that names the result, without its dashes. A command with the
+            same name makes such results.
+        path: the path of the result that the user named.
         record: the entry `model` in the record of the result.
 
     Raises:
-        CompareError: it is of another model.
+        CompareError: the result is of another model.
     """
     model = run.record.get("model") or {}
     compared = _comparable(model, record)
@@ -221,13 +228,15 @@ def check_model(
 
 
 def _comparable(model: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys by which two entries `model` of records are compared: a digest that both
-    have; name, weights and seed where neither has one. Empty where neither is possible."""
-    # the parameters come first: the same ones may be saved in files of other bytes
+    """The keys by which the entries `model` of two records are compared. If both have the
+    same kind of digest, this is the key; if neither has any, name, weights and seed, as
+    far as both have them. Empty if the entries cannot be compared."""
+    # The digest of the parameters is preferred: two files may differ, and hold the same
+    # parameters.
     digests = ("parameters", "sha256")
     if any(model.get(name) or other.get(name) for name in digests):
         return [name for name in digests if model.get(name) and other.get(name)][:1]
-    # of a library's own model these decide what the parameters are
+    # these determine the parameters of a library's model
     return [
         name for name in ("name", "weights", "seed") if name in model and name in other
     ]
@@ -238,10 +247,11 @@ def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
 
     Args:
         model: the entry `model` of a record.
-        differing: keys in which the other one differs. 12 letters of a value are shown.
+        differing: the keys in which the other model differs. Of each value, 12 characters
+            are shown.
     """
     text = quoted(model_name(model))
-    # the name is there already
+    # the text begins with the name already
     for name in differing:
         if name != "name":
             text += f" ({name} {quoted(str(model.get(name)))[:12]})"
@@ -251,21 +261,21 @@ def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
 def kernel_extras(
     record: Mapping[str, Any], pictures: ReadImage
 ) -> Iterator[tuple[str, Extra]]:
-    """The kernels of each convolution.
+    """The pictures of the kernels of all convolutions.
 
     Args:
         record: the run.json of the kernels.
-        pictures: the kernels, as `read_kernels` reads them.
+        pictures: the pictures, from `read_kernels`.
 
     Yields:
-        The name of the layer, and the picture with a tile, or a row of tiles, for each
-        channel.
+        The name of the layer, and its picture, which has a tile, or a row of tiles, for
+        each channel.
     """
     for n, row in enumerate(pictures.captures.values()):
         alt = f"{counted(row.maps, 'kernel')} of {row.label}"
         slots = range(len(row.drawn) * row.slice_count)
         tiles = [TileBox(*row.plan.box(slot)) for slot in slots]
-        # of a channel with a tile for each input, the first one stands for it
+        # a channel may have a tile for each input: the page crops the first one
         boxes = dict(zip(row.drawn, tiles[:: row.slice_count], strict=True))
         yield (
             row.layer,
@@ -281,7 +291,8 @@ def kernel_extras(
 
 
 def _kernel_text(row: Capture) -> str:
-    """`3 inputs per channel · 64 kernels · 64×3×7×7 · weights −0.8 to 1.1`."""
+    """The text below a picture of kernels:
+    `3 inputs per channel · 64 kernels · 64×3×7×7 · weights −0.8 to 1.1`."""
     inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
     mean = "mean over the inputs, " if row.layout == "mean" else ""
     drawn = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
@@ -294,10 +305,12 @@ def _kernel_text(row: Capture) -> str:
 def _exemplar_extras(
     record: ExemplarRecord, pictures: ReadImage
 ) -> dict[_Tensor, list[Extra]]:
-    """The sheets of each tensor; with `--per-class` several, one for each class.
+    """The sheets of exemplars of each tensor: one, or with `--per-class` one for each
+    class.
 
     Args:
-        pictures: of the exemplars, as `exemplar_pictures` reads them.
+        record: the content of exemplars.json.
+        pictures: the pictures of the exemplars, from `exemplar_pictures`.
     """
     extras = defaultdict(list)
     ranked_by = "value" if record.options["by"] == "max" else "mean"
@@ -321,7 +334,7 @@ def _exemplar_extras(
 
 
 def _sheet_tiles(layer: ExemplarLayer) -> list[TileBox]:
-    """Where the tiles are in the sheet of all channels of a layer; a channel has a row of
+    """The places of all tiles in the sheet of a layer, in which each channel has a row of
     square tiles."""
     tiles = []
     for left, top, width, size in filter(None, (row.row for row in layer.channels)):
@@ -333,10 +346,12 @@ def _sheet_tiles(layer: ExemplarLayer) -> list[TileBox]:
 def _exemplar_channels(
     layer: ExemplarLayer, grid: TileGrid, pictures: ReadImage
 ) -> dict[int, TiledPicture]:
-    """The pictures of single channels, by channel; one without exemplars has none.
+    """The pictures of single channels, by channel; channels without exemplars are left
+    out.
 
     Args:
-        grid: where the tiles are in each picture, the best exemplar first.
+        grid: the places of the tiles in each picture, the best exemplar first.
+        pictures: the pictures of the exemplars, from `exemplar_pictures`.
     """
     tiled = {}
     for row in layer.channels:

@@ -1,5 +1,5 @@
-"""The page of a comparison, which `diff --html` writes alone, and `report --compare`
-among its pages.
+"""The page of a comparison of two runs: `diff --html` writes only this page, `report
+--compare` writes it among others.
 
     verdict       gates, the first layer that diverges
     predictions   image   before → after, changed ones first
@@ -35,11 +35,11 @@ from featviz.rundir.read import ReadRun
 COMPARISON_PAGE = "comparison"
 """The id of the page."""
 _SHOWN_APART = ("out", "ablate", "edit")
-"""Options that are shown elsewhere on the page than among the settings."""
+"""Options that are not shown among the settings, since the page shows them elsewhere."""
 
 
 class SettingChange(NamedTuple):
-    """A setting that differs between the runs."""
+    """A setting that differs between the runs, with its values as text."""
 
     name: str
     base: str
@@ -53,18 +53,19 @@ class ComparedSide(NamedTuple):
     """BASE or NEW."""
     run: ReadRun
     origin: str
-    """Its folder, or what its model is called."""
+    """The folder of the run; or the model, if it was run only for the comparison."""
 
 
 class MapColumn(NamedTuple):
     """One of the three pictures of a tensor."""
 
     id: str
-    """The id of its grid, for the scripts."""
+    """The id of the picture's grid, for the scripts."""
     title: str
     """`before`, `after` or `difference`."""
     address: str
     alt: str
+    """The text for a reader who cannot see the picture."""
     key: ColorKey
 
 
@@ -73,16 +74,16 @@ class ComparedTensorView:
     """A compared tensor on the page."""
 
     number: int
-    """Its position in the comparison."""
+    """The position of the tensor in the comparison, from 0."""
     tensor: ComparedTensor
     is_first: bool
-    """Whether it is the first that diverges."""
+    """Whether this is the first tensor that diverges."""
     columns: Sequence[MapColumn] = ()
-    """Its pictures; none where it has no difference map."""
+    """The three pictures of the tensor; empty if it has no difference map."""
 
     @property
     def id(self) -> str:
-        """The id of its section."""
+        """The id of the tensor's section on the page."""
         return f"compared-{self.number:03d}"
 
 
@@ -96,16 +97,16 @@ class ComparisonPage:
     tensors: Sequence[ComparedTensorView]
     settings: Sequence[SettingChange]
     predictions: Sequence[PredictionChange]
-    """Changed ones first."""
+    """The predictions of all images, changed ones first."""
     chart: DepthChart | None
     inputs: Mapping[str, PictureView]
-    """What the models saw, by image; both saw the same."""
+    """The pictures of what the models saw, by image; both models saw the same."""
     grids: Mapping[str, str]
     """The grids of all pictures as JSON, by id."""
 
     @property
     def first_id(self) -> str:
-        """The id of the first tensor that diverges; empty where none does."""
+        """The id of the first tensor that diverges; empty if no tensor diverges."""
         return next((view.id for view in self.tensors if view.is_first), "")
 
     @property
@@ -121,14 +122,14 @@ def comparison_page(
     inputs: Mapping[str, PictureView],
     address: Callable[[str], str],
 ) -> ComparisonPage:
-    """Gather what the page shows.
+    """Gather the content of the page.
 
     Args:
-        result: has a `difference` for each tensor that is to have pictures.
+        result: the comparison. Tensors with a `difference` get pictures.
         base: the run that `result.base` names.
         new: the run that `result.new` names.
-        inputs: what the models saw, by image.
-        address: gives the address of a picture of a `DifferenceMap`, by its file.
+        inputs: the pictures of what the models saw, by image.
+        address: returns the address of a picture of a `DifferenceMap`, for its file.
     """
     grids: dict[str, str] = {}
     views = []
@@ -148,7 +149,7 @@ def comparison_page(
         ),
         tensors=views,
         settings=_changed_settings(base, new),
-        # changed ones first: they are what a reader looks for
+        # changed ones first, since readers look for these
         predictions=sorted(result.predictions, key=lambda change: not change.changed),
         chart=depth_chart(result.layers),
         inputs=inputs,
@@ -163,22 +164,24 @@ def render_comparison(
 
     Args:
         result: the comparison of `base` and `new`, with difference maps.
-        page: the file of the page.
+        page: the path of the page.
         maps: the folder of the difference maps.
 
     Returns:
-        The text of the page, and the texts of the files that are to lie with the maps,
-        by name.
+        The text of the page; and, by name, the texts of further files, which the caller
+        writes into the folder of the maps.
     """
-    # The address is relative, so that page, maps and runs can be moved together. It is
-    # made of bytes, since the name of a folder need not be text.
+    # The address of this folder is relative, so that users can move everything at once. It
+    # is made from bytes, since names of folders need not be valid text.
     folder = Path(os.path.relpath(maps, page.parent)).as_posix()
     maps_address = quote(os.fsencode(f"{folder}/"))
 
     def address(file: str) -> str:
+        """The address of a difference map."""
         return maps_address + quote(os.fsencode(file))
 
-    # what both models saw is the same within a level, as `compare_runs` has checked
+    # The inputs of NEW stand for both: `compare_runs` has checked that they differ by at
+    # most one level.
     inputs = {}
     for position, name in enumerate(result.images):
         image = new.images[name]
@@ -201,21 +204,21 @@ def render_comparison(
 
 
 def data_address(content: bytes) -> str:
-    """The address of a PNG inside the page, whose bytes it holds."""
+    """The address of a PNG that is part of the page: a data URI with its bytes."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def _options(run: ReadRun) -> Mapping[str, Any]:
-    """The options of a run; empty where run.json has none."""
+    """The options of a run; empty if run.json has none."""
     options = run.record.get("options") or {}
     return options
 
 
 def _names(result: Comparison) -> list[str]:
-    """The names of both runs for the title: those of their folders, or of the models that
-    were run for the comparison; the whole paths where the names are equal, or empty."""
+    """The names of both runs for the title: the last parts of their paths, or of their
+    models; or the whole paths, if these parts are equal or empty."""
     origins = (result.base, result.new)
-    # `monday/out` and `tuesday/out` have one name, and `.` has none
+    # equal for `monday/out` and `tuesday/out`, empty for `.`
     names = [PurePath(str(origin)).name for origin in origins]
     if names[0] == names[1] or "" in names:
         return [str(origin) for origin in origins]
@@ -228,12 +231,12 @@ def _columns(
     """The three pictures of a tensor.
 
     Args:
-        position: of the tensor in the result, for ids.
-        maps: its difference map.
-        address: gives the address of a picture, by its file.
+        position: the position of the tensor in the result, for ids.
+        maps: the difference map of the tensor.
+        address: returns the address of a picture, for its file.
     """
-    # Two keys for three pictures: a grey is the same value before and after, and a colour
-    # the same difference in all layers. A reader may recolour the greys, not the colours.
+    # Before and after share a grey scale. Differences have one colour scale for all
+    # layers, which a page may not change.
     low = number(maps.range.low)
     high = number(maps.range.high)
     end = number(maps.limit)
@@ -268,15 +271,16 @@ def _grids(
     maps: DifferenceMap,
     runs: tuple[ReadRun, ReadRun],
 ) -> dict[str, str]:
-    """What the scripts know of a tensor's pictures, as JSON by id.
+    """The grids of a tensor's three pictures as JSON, by id.
 
     Args:
-        columns: before, after and the difference.
+        columns: the pictures before, after and of the difference.
+        maps: the difference map of the tensor.
         runs: BASE and NEW.
     """
     stats = [run.images[maps.image].stats()[tensor.key.stats_key] for run in runs]
     grids = {}
-    # a difference has no statistics
+    # the None stands for the difference, which has no statistics
     for column, numbers in zip(columns, [*stats, None], strict=True):
         grids[column.id] = changed_grid(
             maps, tensor.change, numbers, is_grey=column.key.is_grey
@@ -285,11 +289,12 @@ def _grids(
 
 
 def _changed_settings(base: ReadRun, new: ReadRun) -> list[SettingChange]:
-    """The facts and options in which the runs differ, those of BASE first."""
+    """The facts and options in which the runs differ, in the order of BASE; then those
+    that only NEW has."""
     old = _settings(base)
     now = _settings(new)
     changes = []
-    # an earlier version of featviz has fewer options: there a dash is shown
+    # a dash stands for an option that the featviz of the run did not have yet
     for name in {**old, **now}:
         change = SettingChange(name, old.get(name, "–"), now.get(name, "–"))
         if change.base != change.new:

@@ -1,4 +1,5 @@
-"""How far two runs are apart over the depth of the model: SQNR and cosine as lines.
+"""The chart of the difference of two runs over the depth of the model: SQNR and cosine as
+lines.
 
 dB 40 |--.                       | 1.00 cosine
       |   `--.__   ,--.          |
@@ -19,7 +20,7 @@ from featviz.text import counted
 
 
 class PlotBox(NamedTuple):
-    """Where the lines of a chart lie, in pixels."""
+    """The rectangle in which the lines of a chart are drawn, in pixels."""
 
     left: float
     top: float
@@ -41,54 +42,61 @@ class DepthPoint(NamedTuple):
     x: float
     y: float
     text: str
-    """`layer1.relu: 31.2 dB`; of a label below the chart, that alone."""
+    """The text of the point: `layer1.relu: 31.2 dB`; for a label below the chart, only
+    the name of the layer."""
 
 
 class DepthCurve(NamedTuple):
-    """The line of a measure, through all tensors where it is known and finite."""
+    """The line of a measure, through the tensors for which it is finite."""
 
     name: str
     style: str
     """The CSS class."""
     low: str
-    """The lower end of its axis."""
+    """The lower end of the axis, as text."""
     high: str
+    """The upper end of the axis, as text."""
     points: Sequence[DepthPoint]
     summary: str
-    """`SQNR from 40.1 dB at conv1 to 21.3 dB at fc, lowest 12.0 dB at layer4`."""
+    """The line in words: `SQNR from 40.1 dB at conv1 to 21.3 dB at fc, lowest 12.0 dB at
+    layer4`."""
 
 
 @dataclass(frozen=True)
 class DepthChart:
-    """What the template draws."""
+    """The chart, as the template draws it."""
 
     curves: Sequence[DepthCurve]
     first: str
     """The label of the first tensor, at the left end."""
     last: str
+    """The label of the last tensor, at the right end."""
     between: Sequence[DepthPoint]
-    """The labels of tensors between these, as many as there is room for."""
+    """The labels between these two, as many as there is room for."""
     box: PlotBox = PLOT_BOX
 
     @property
     def description(self) -> str:
-        """The chart in words, for who cannot see it."""
+        """The chart in words, for a reader who cannot see it."""
         return "; ".join(curve.summary for curve in self.curves)
 
 
 class _DepthMeasure(NamedTuple):
-    """A number of a tensor, and how an axis shows it."""
+    """A measure of the difference of a tensor, and its axis."""
 
     name: str
     style: str
+    """The CSS class of the line."""
     of_tensor: Callable[[ComparedTensor], float]
+    """Returns the measure of a tensor."""
     format: str
+    """The format of a value, with its unit."""
     unit: str
-    """Behind the ends of the axis."""
+    """The text after the numbers at the ends of the axis."""
     axis_step: float
-    """Both ends of the axis are multiples of it."""
+    """Both ends of the axis are multiples of this number."""
     top: float
-    """The axis reaches at most so far up."""
+    """The largest possible upper end of the axis."""
 
 
 _MEASURES = (
@@ -102,11 +110,11 @@ _MEASURES = (
 
 
 def depth_chart(tensors: Sequence[ComparedTensor]) -> DepthChart | None:
-    """The chart of compared tensors; None where no line would have two points.
+    """The chart of compared tensors; None if no line has two points.
 
     Args:
-        tensors: in the model's order; may be empty. Each has its place on the x axis,
-            whether or not it has a point there: both lines have it at the same x.
+        tensors: the tensors in the model's order; may be empty. Each has one place on the
+            x axis, for both lines.
     """
     curves = []
     for measure in _MEASURES:
@@ -119,11 +127,10 @@ def depth_chart(tensors: Sequence[ComparedTensor]) -> DepthChart | None:
 
 
 def _between(tensors: Sequence[ComparedTensor]) -> list[DepthPoint]:
-    """The labels of tensors between the first and the last, each below its point: those for
-    which there is room, from left to right."""
+    """The labels between the first and the last one, each with its middle below its
+    point; from left to right, those for which there is room."""
     step = PLOT_BOX.width / (len(tensors) - 1)
-    # The first label begins below its point, the last one ends there, and the others have
-    # theirs in the middle.
+    # the first label begins at the left end of the axis, the last one ends at its right end
     free = PLOT_BOX.left + _LETTER * len(tensors[0].label) + _GAP
     end = PLOT_BOX.left + PLOT_BOX.width - _LETTER * len(tensors[-1].label) - _GAP
     labels = []
@@ -139,11 +146,11 @@ def _between(tensors: Sequence[ComparedTensor]) -> list[DepthPoint]:
 def _curve(
     measure: _DepthMeasure, tensors: Sequence[ComparedTensor]
 ) -> DepthCurve | None:
-    """The line of one measure; None where fewer than two tensors have a point."""
+    """The line of one measure; None if it has fewer than two points."""
     values = {}
     for position, tensor in enumerate(tensors):
         value = measure.of_tensor(tensor)
-        # an equal tensor has an infinite SQNR, and no point
+        # the SQNR of equal tensors is infinite: they have no point
         if math.isfinite(value):
             values[position] = value
     if len(values) < 2:
@@ -171,8 +178,8 @@ def _curve(
 
 
 def _axis(measure: _DepthMeasure, values: Collection[float]) -> tuple[float, float]:
-    """The lower and the upper end of the axis: multiples of its step, with all values
-    between them, and one step apart at least."""
+    """The lower and the upper end of an axis that contains all values. Both are multiples
+    of the axis step, and at least one step apart."""
     step = measure.axis_step
     low = min(math.floor(min(values) / step) * step, measure.top - step)
     high = max(math.ceil(max(values) / step) * step, low + step)
@@ -184,13 +191,15 @@ def _summary(
     tensors: Sequence[ComparedTensor],
     values: Mapping[int, float],
 ) -> str:
-    """A line in words: its ends, its lowest point, and how many tensors are infinite.
+    """A line in words: its ends, its lowest point, and how many tensors have an infinite
+    value.
 
     Args:
-        values: of the tensors that have a point, by their position in `tensors`.
+        values: the values of the tensors that have a point, by position in `tensors`.
     """
 
     def at(position: int) -> str:
+        """A value, and its layer: `40.1 dB at conv1`."""
         value = measure.format.format(values[position])
         return f"{value} at {tensors[position].label}"
 

@@ -1,4 +1,4 @@
-"""Numbers, captures, settings and runs as people read them on a page."""
+"""Numbers, captures, settings and runs in words, for people who read a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
 
 _MAX_RANGES = 24
-"""Ranges of channels that are written out; of further channels the number is shown."""
+"""How many ranges of channels are written out. Of further channels only the number is
+shown."""
 
 
 def number(value: float | None) -> str:
@@ -26,26 +27,27 @@ def number(value: float | None) -> str:
 
 
 def span(low: float | None, high: float | None) -> str:
-    """Two ends as `−2.5 to 7.25`, a dash for one that is not known."""
+    """A range of values: `−2.5 to 7.25`; a dash stands for None and NaN."""
     return f"{number(low)} to {number(high)}"
 
 
 def percent(share: float) -> str:
-    """As `text.percent`, with spaces at which no line breaks."""
+    """A share 0..1 in percent, as `text.percent` writes it, with a no-break space."""
     return text.percent(share, "\u00a0")
 
 
 def channel_list(channels: Sequence[int]) -> str:
-    """`0–2, 5`, cut off where it would become long; `none` of none.
+    """A list of channels, in ranges: `0–2, 5`; `none` for an empty list. A long list is cut
+    off.
 
     Args:
-        channels: rising.
+        channels: the channels, in rising order.
     """
     return ranges(channels, _MAX_RANGES, comma=", ", dash="–") or "none"
 
 
 def dotted(name: str) -> Markup:
-    """A name that may be broken behind its dots, and nowhere else while there is room."""
+    """A name with possible line breaks behind its dots."""
     return Markup(".<wbr>").join(name.split("."))
 
 
@@ -53,26 +55,27 @@ def dotted(name: str) -> Markup:
 
 
 def tile_count(row: Capture) -> str:
-    """What the tiles of a picture are: `64 feature maps`; for a single tile of all channels
-    how it was made, and of how many."""
+    """What a picture shows: `64 feature maps`; for a single tile of all channels, the
+    reduction and the number of maps: `maximum of 64 feature maps`."""
     if row.reduce is not None:
         return f"{_reduction(row)} of {counted(row.maps, 'feature map')}"
     return counted(len(row.drawn), "feature map")
 
 
 def _reduction(row: Capture) -> str:
-    """What `--reduce` made of the maps, in words; the row must have a `reduce`."""
+    """The reduction of a picture in words. The row must have a `reduce`."""
     return REDUCTIONS[row.reduce].title if row.reduce in REDUCTIONS else str(row.reduce)
 
 
 def is_saliency(row: Capture) -> bool:
-    """Whether a picture is one tile made of all channels of the gradient at the image."""
+    """Whether a picture shows saliency: one tile of all channels of the gradient at the
+    image."""
     return row.key == SALIENCY and row.kind in BACKWARD and row.reduce is not None
 
 
 def tensor_role(row: Capture) -> str:
-    """Which tensor of the layer a picture shows: `the gradient at the layer’s input`. Empty
-    for the output, and for kinds that are not in KINDS, such as kernels."""
+    """The tensor of the layer that a picture shows: `the gradient at the layer’s input`.
+    Empty for the output, and for kinds that are not in KINDS, such as kernels."""
     if row.kind not in KINDS or row.kind == "output":
         return ""
     role = f"the layer’s {KINDS[row.kind].of}"
@@ -92,14 +95,14 @@ def map_count(row: Capture) -> str:
     drawn = len(row.drawn)
     if drawn == row.maps:
         return str(row.maps)
-    # Maps that --collapse leaves out are like one that is drawn; those that --channels
-    # leaves out are not seen at all.
+    # Both --collapse and --channels leave out maps. The text names --collapse, since its
+    # maps are nearly equal to a drawn one.
     hidden = sum(len(channels) - 1 for channels in (row.collapsed or {}).values())
     return f"{drawn} of {row.maps}" + (" (--collapse)" if hidden else "")
 
 
 def shared_tiles(row: Capture) -> str:
-    """Which maps share a tile: `3 for 3, 7–9`; empty where each has its own."""
+    """The maps that share a tile: `3 for 3, 7–9`; empty if each map has its own tile."""
     groups = []
     for leader, channels in (row.collapsed or {}).items():
         groups.append(f"{leader} for {channel_list(sorted(channels))}")
@@ -107,8 +110,8 @@ def shared_tiles(row: Capture) -> str:
 
 
 def slice_list(row: Capture) -> str:
-    """The slices that stand side by side: `5 of 24: 0, 6, 12, 17, 23`, or `24` for all;
-    empty where the tensor has one."""
+    """The drawn slices: `5 of 24: 0, 6, 12, 17, 23`, or `24` if all are drawn; empty if the
+    tensor has only one slice."""
     if not row.slices or row.slices[1] < 2:
         return ""
     drawn, total = row.slices
@@ -121,7 +124,7 @@ def slice_list(row: Capture) -> str:
 
 
 def interventions(images: Iterable[ReadImage]) -> str:
-    """The interventions that were made while these images ran, with commas; empty for
+    """The interventions in the passes of some images, separated by commas; empty for
     none."""
     changes: dict[str, None] = {}
     for image in images:
@@ -131,8 +134,8 @@ def interventions(images: Iterable[ReadImage]) -> str:
 
 
 def model_name(model: Mapping[str, Any]) -> str:
-    """What a model is called: its name in a library, else its file, else the class of its
-    module; `model` where none of them is known.
+    """The name of a model: its name in a library, else its file, else the class of its
+    module, else `model`.
 
     Args:
         model: the entry `model` of a record.
@@ -141,8 +144,8 @@ def model_name(model: Mapping[str, Any]) -> str:
 
 
 def model_title(model: Mapping[str, Any]) -> str:
-    """The name of a model with its file of weights: `broken.pth (shapes.py:ShapeNet)`. The
-    file comes first, since many files may have weights for the same code.
+    """The name of a model, with the file of its weights: `broken.pth (shapes.py:ShapeNet)`.
+    The file comes first, since many files may have weights for the same code.
 
     Args:
         model: the entry `model` of a record.
@@ -155,7 +158,7 @@ def model_title(model: Mapping[str, Any]) -> str:
 
 
 def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Facts for the foot of a page: pairs of a term and a value, which is empty where the
+    """Facts for the foot of a page: pairs of a term and a value. The value is empty if the
     record does not have it.
 
     Args:
@@ -185,11 +188,11 @@ def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def setting(value: Any) -> str:
-    """A value of a record in words: `auto` for None, which is an option that was left to
-    featviz; `name resnet18, weights none` for an object.
+    """A value of a record in words: `auto` for None, `name resnet18, weights none` for an
+    object, `none` for an empty list or object.
 
     Args:
-        value: anything that JSON holds.
+        value: a value of any JSON type.
     """
     if value is None:
         return "auto"

@@ -1,7 +1,7 @@
-"""From dataclasses to HTML, by Jinja templates that escape whatever they show.
+"""Renders HTML from dataclasses, by Jinja templates that escape all texts.
 
-Each template has a dataclass, its `page`; all have the `site`, which holds what the
-pages of a report share."""
+A template gets a dataclass of its own as `page`, and as `site` what all pages of the report
+share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUN_PAGE = "index"
 """The id of the first page of a report."""
 
 ReportFiles = Iterator[tuple[str, Iterable[str | bytes]]]
-"""The files of a report: the name of each, and its text or content in pieces."""
+"""The files of a report: the name of each, and its content in pieces."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,27 @@ class Site:
 
     links: Links
     model: str
-    """What the model is called, at the head of each page."""
+    """The name of the model, for the head of each page."""
     home: str
     """The address of the first page."""
     assets: Sequence[str] = REPORT_ASSETS
-    """Files that all pages load, by name in `assets/`."""
+    """The names of the files in `assets/` that all pages load."""
     asset_folder: str = ""
-    """The address of their folder, with a slash at the end; empty for the folder of the
-    page."""
+    """The address of the folder of these files, with a slash at the end; empty for the
+    folder of the page."""
     places: str = ""
     """The script with the index of places; empty for a report without places."""
     options: Mapping[bool, Mapping[str, Any]] = field(default_factory=dict)
-    """The options of this run (False), and of the one that it is compared with (True)."""
+    """The options in run.json: by False those of this run, by True those of the run that
+    it is compared with."""
     labels: Mapping[bool, str] = field(default_factory=dict)
-    """What both runs are called, likewise; empty for a run alone."""
+    """The names of both runs, by the same keys; empty without a comparison."""
     anchors: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """How the ids of a tensor's channels begin, by id of the layer's page and stem of the
-    tensor."""
+    """The beginning of the ids of a tensor's channels, by the id of the layer's page and
+    the stem of the tensor."""
 
     def color_key(self, figure: Figure) -> ColorKey:
-        """What the colours of a figure, of either run, mean."""
+        """The colour key of a figure, of either run."""
         return color_keys.color_key(figure.row, self.options[figure.is_other])
 
     def anchor(self, group: Group, channel: int | str) -> str:
@@ -63,8 +64,8 @@ class Site:
 
         Args:
             group: the tensor.
-            channel: its number; the empty text for what all ids of the tensor begin
-                with.
+            channel: the number of the channel. An empty text gives the beginning of the
+                ids of all channels.
         """
         return f"{self.anchors[group.page, group.stem]}c{channel}"
 
@@ -73,10 +74,10 @@ class NotebookFigure(NamedTuple):
     """A picture in a notebook."""
 
     address: str
-    """A data URI; empty where there is no picture, but the text alone."""
+    """A data URI; empty for a text without a picture."""
     text: str
     size: tuple[int, int]
-    """Width and height as it is shown, in CSS pixels."""
+    """The shown width and height, in CSS pixels."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +87,24 @@ class NotebookPage:
     figures: Sequence[NotebookFigure] = ()
     table: TextTable | None = None
     lines: Sequence[str] = ()
+    """Lines of text."""
     table_first: bool = False
-    """Whether the table stands above the figures."""
+    """Whether the table stands above the figures, not below them."""
     link: str = ""
-    """The path of a page; empty for none."""
+    """The path of a page to link to; empty for none."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A whole HTML document around an article."""
+    """A complete HTML document around an article."""
 
     article: Iterable[Markup]
+    """The article in pieces."""
     title: str = ""
     scripts: Sequence[str] = ()
     """The names of the scripts with the grids of the page."""
     data: str = ""
-    """The text of such a script, in a report of one file."""
+    """The text of a script with grids, for a report in one file."""
 
 
 def asset(name: str) -> str:
@@ -110,8 +113,8 @@ def asset(name: str) -> str:
 
 
 def asset_files(site: Site) -> ReportFiles:
-    """The assets of a report as files; none for a report in one file, whose page contains
-    them."""
+    """The assets of a report as files. A report in one file gets none, since its page
+    contains them."""
     if not site.links.inline:
         for name in site.assets:
             yield name, [asset(name)]
@@ -119,18 +122,18 @@ def asset_files(site: Site) -> ReportFiles:
 
 @cache
 def _engine() -> jinja2.Environment:
-    """Jinja with featviz's templates, and the functions that they call; made once."""
+    """Jinja with featviz's templates, and the functions that templates call; made once."""
     engine = jinja2.Environment(
         loader=jinja2.PackageLoader("featviz.report"),
-        # names of files, layers and classes may hold any text
+        # names of files, layers and classes may contain markup
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        # a misspelt field is an error, not an empty place on a page
+        # a misspelt field raises an error, instead of leaving an empty place on a page
         undefined=jinja2.StrictUndefined,
     )
-    # Functions that put numbers and names into words: templates decide what is said, and
-    # Python how it is written.
+    # Functions that write numbers and names: a template says which are shown, and Python
+    # how they are written.
     engine.globals |= {
         "asset": lambda name: Markup(asset(name)),
         "badges": totals.badges,
@@ -156,14 +159,15 @@ def _engine() -> jinja2.Environment:
 
 
 def render(template: str, site: Site, page: object) -> Iterator[Markup]:
-    """Fill a template, piece by piece; all texts in it are escaped.
+    """Fill a template, and yield its pieces. All texts in it are escaped.
 
     Args:
-        template: its name without `.html`.
-        page: the dataclass of that template; an attribute that it lacks is an error.
+        template: the name of the template without `.html`.
+        page: the dataclass of the template. If it lacks an attribute that the template
+            uses, an error is raised.
     """
-    # Piece by piece, so that a page of thousands of channels is never in memory as a
-    # whole. As Markup, so that a document around it does not escape it again.
+    # In pieces, so that a page of thousands of channels is never in memory as a whole. As
+    # Markup, so that the document around an article does not escape it again.
     values = {"site": site, "links": site.links, "page": page}
     return map(Markup, _engine().get_template(f"{template}.html").generate(values))
 
@@ -176,15 +180,15 @@ def render_alone(
     links: Links,
     assets: Sequence[str] = REPORT_ASSETS,
 ) -> ReportFiles:
-    """The files of a report of one page, such as that of an audit.
+    """Render a report of one page, such as that of an audit.
 
     Args:
-        model: what the model is called, at the head of the page.
-        template: of the article, without `.html`.
-        title: of the document.
+        model: the name of the model, for the head of the page.
+        template: the name of the article's template, without `.html`.
+        title: the title of the document.
         page: the dataclass of the template.
-        links: the form in which the report is written.
-        assets: names of the files that the page loads.
+        links: the addresses, which fit the form of the report.
+        assets: the names of the files in `assets/` that the page loads.
     """
     site = Site(links, model, links.page(RUN_PAGE), assets)
     yield from asset_files(site)
@@ -193,5 +197,5 @@ def render_alone(
 
 
 def render_notebook(page: NotebookPage) -> str:
-    """The HTML that a notebook shows, which needs no other file."""
+    """The HTML that a notebook shows. It needs no other file."""
     return _engine().get_template("notebook.html").render(page=page)

@@ -1,5 +1,5 @@
-"""Pictures that are shown with the maps of a layer: kernels, suspects of an audit,
-exemplars."""
+"""Further pictures that a page shows with the maps of a layer: kernels, suspects of an
+audit, exemplars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featviz.rundir.studies import DrawnSuspect
 
 
 class TileBox(NamedTuple):
-    """A rectangle in pixels of a picture, as its file has them."""
+    """A rectangle in a picture, in pixels of its file."""
 
     left: int
     top: int
@@ -24,7 +24,7 @@ class TileBox(NamedTuple):
 
 
 class SuspectRow(NamedTuple):
-    """A suspect, and what the colours of its maps mean."""
+    """A suspect, and the colour key of its maps."""
 
     suspect: DrawnSuspect
     key: ColorKey
@@ -46,32 +46,34 @@ class TiledPicture(NamedTuple):
 
 @dataclass(frozen=True)
 class Extra:
-    """A picture that is shown with the maps of a layer."""
+    """A further picture that is shown with the maps of a layer."""
 
     title: str
     text: str
+    """What the picture shows, for the line below the title."""
     picture: PictureView
     boxes: Mapping[int, TileBox] = field(default_factory=dict)
-    """Where channels are in the picture; of kernels."""
+    """For kernels: the place of each channel in the picture."""
     pictures: Mapping[int, TiledPicture] = field(default_factory=dict)
-    """Pictures of single channels; of exemplars."""
+    """For exemplars: the picture of each single channel."""
     key: ColorKey | None = None
     tiles: Sequence[TileBox] = ()
-    """Where all tiles are. They keep their colours on a dark page, which inverts the white
-    paper around them."""
+    """The places of all tiles. On a dark page, tiles keep their colours, while the white
+    paper around them is inverted."""
     suspects: Sequence[SuspectRow] = ()
-    """The rows of a picture of suspects. A page shows their tiles in place of the picture,
-    which is white, and wider than a phone."""
+    """For suspects: the rows of the picture. A page shows the tiles of these rows instead
+    of the picture, which is white, and wider than the screen of a phone."""
 
     def channels_json(self, links: Links) -> str:
-        """The channels as JSON for the script: by channel its box in the picture, [left,
-        top, width, height], or an object with the picture of the channel and its tiles.
+        """The channels as JSON for the script. By channel, it has the place in the picture,
+        [left, top, width, height]; or an object with the channel's own picture, and the
+        tiles in it.
 
         Args:
-            links: of the report, for the addresses of pictures.
+            links: the addresses of pictures in the report.
         """
         channels: dict[int, Any] = dict(self.boxes)
-        # in one file each picture would be text, and the sheet shows all channels anyway
+        # a report in one file leaves out single channels, since the sheet shows them all
         if not links.inline:
             for channel, picture in self.pictures.items():
                 width, height = picture.view.size

@@ -40,22 +40,22 @@ class PackedPicture(NamedTuple):
 
 
 class Links:
-    """Addresses in a report of one of three forms. In a folder its pages lead to the
-    pictures of the run; in one file each picture is text on its image's page; in a zip
-    file pictures are packed under new names."""
+    """The addresses in a report, which has one of three forms. The pages in a folder show
+    the pictures of the run where they are. In a report in one file, the page of an image
+    contains its pictures. In a zip file, pictures are packed under new names."""
 
     def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
-        """Choose the form of a report: one file by default.
+        """Choose the form of the report: one file by default.
 
         Args:
-            folder: where the pages will be; None for one file.
-            packed: whether the pages and pictures go into a zip file.
+            folder: the folder that the pages will be in; None for one file or a zip file.
+            packed: whether pages and pictures go into a zip file.
         """
         self.folder = folder
         self.inline = folder is None and not packed
         self.packed: dict[tuple[Path, str], PackedPicture] = {}
-        """Pictures to be packed, by their image's folder and their file in it: `picture`
-        adds them."""
+        """The pictures for the zip file, by the image's folder and the file in it. The
+        method `picture` adds them."""
         self._relative_folders: dict[Path, str] = {}
 
     def page(self, id: str) -> str:
@@ -72,9 +72,8 @@ class Links:
         return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
 
     def picture(self, view: PictureView) -> str:
-        """The address of a picture: in a folder the relative path, in one file the picture
-        itself in base64, in a zip file `pictures/000123.png`; then it is also added to
-        `packed`."""
+        """The address of a picture: in a folder, its relative path; in one file, a data
+        URI; in a zip file, `pictures/000123.png`, and the picture is added to `packed`."""
         image = view.image
         format = format_of(view.file)
         if self.inline:
@@ -82,8 +81,8 @@ class Links:
             return f"data:{format.mime};base64,{content}"
         if self.folder is not None:
             return f"{self._relative(image.path, self.folder)}/{quote(os.fsencode(view.file))}"
-        # A picture is packed once, however many pages show it. It has a number, since the
-        # name of an image need not be text.
+        # A picture is packed once, even if several pages show it. Its name is a number,
+        # since the name of an image need not be valid text.
         key = (image.path, view.file)
         if key not in self.packed:
             name = f"pictures/{len(self.packed):06d}.{format.name}"
@@ -93,7 +92,7 @@ class Links:
     def _relative(self, image_folder: Path, folder: Path) -> str:
         """The address of an image's folder, from the folder of the report."""
         if image_folder not in self._relative_folders:
-            # each byte is quoted by itself, since a name need not be text
+            # the bytes are quoted, since names need not be valid text
             path = Path(os.path.relpath(image_folder, folder)).as_posix()
             self._relative_folders[image_folder] = quote(os.fsencode(path))
         return self._relative_folders[image_folder]

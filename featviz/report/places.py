@@ -1,22 +1,22 @@
-"""The data of the script of places (`assets/places.js`): for each place of each image a
+"""Writes the data for `assets/places.js`, with which a page finds similar places in images.
+A place is a position in the map of a layer. For each place of each image the data have a
 shortened vector, and the channels that stand out there.
 
     places.js          the code
     places-index.js    window.FEATVIZ_PLACES = {layers: [...], images: [...], ...}
     places-000.js      FEATVIZ_PLACES.add(0, [{size, vectors, channels, values}, ...])
 
-A browser loads the index when somebody asks for places, then the script of the page's
-image, then those of the images with which all are compared.
+A browser loads the index when a user asks for places, then the script of the page's image,
+then the scripts of the first images, with which every image is compared.
 
-    conv1 relu1 conv2 relu2 pool conv3 relu3 ...     at most six layers have vectors;
-            ^           ^                ^           the next one answers for the others
+    conv1 relu1 conv2 relu2 pool conv3 relu3 ...     at most six layers have vectors; any
+            ^           ^                ^           other layer uses those of the next one
 
-Six suffice for what a user looks at, the last layer of each resolution. A vector has
-length 1, and is shortened to its coordinates along the main axes of a layer, which all
-images share: an int8 for each axis, in units of its own. The number of axes is the
-smallest with which the cosines of 500 random pairs are right within 0.03. Where that
-takes more bytes than an image may have, places are averaged in squares of four. The page
-says the error."""
+A vector has one number for each channel, and is scaled to length 1. It is shortened to its
+coordinates along the main axes of its layer, which all images share. A coordinate is an
+int8, in a unit that each axis has of its own. The number of axes is the smallest with
+which the cosines of 500 random pairs are right within 0.03. If that takes more bytes than
+an image may have, squares of four places are averaged. The page shows the error."""
 
 from __future__ import annotations
 
@@ -46,30 +46,31 @@ from featviz.rundir.image import DamagedError
 from featviz.rundir.schema import Capture
 
 PLACES_ASSET = "places.js"
-"""The code, which only a report with places has."""
+"""The script that shows places; only a report with places has it."""
 INDEX_SCRIPT = "places-index.js"
 COMPARED_IMAGES = 50
-"""How many images, the first ones, any place is compared with: a browser loads the
-scripts of all of them."""
+"""How many of the first images every place is compared with: a browser loads the scripts
+of all of them."""
 MOST_LAYERS = 6
-"""How many layers have vectors."""
+"""How many layers have vectors: enough for the last layer of each resolution."""
 _MOST_BYTES = 225_000
-"""Bytes for an image in all layers, of which base64 makes 300 kB."""
+"""The most bytes for an image in all layers; base64 makes 300 kB of them."""
 _COUNTS = (8, 16, 24, 32, 48, 64)
 """The numbers of axes that are tried."""
 _THREADS = 2
 _PAIRS = 500
 _SAMPLED = 4096
-"""About how many places axes and units are computed from."""
+"""About how many places the axes and units are computed from."""
 _LARGEST_ERROR = 0.03
 _SHOWN_CHANNELS = 8
+"""How many channels that stand out are shown for a place."""
 _TENTH = 10
-"""Levels to a standard deviation, in int8."""
+"""How many levels of int8 a standard deviation has."""
 
 
 @dataclass
 class LayerEntry:
-    """A tensor of a layer in the index; the script finds it by its number there."""
+    """A tensor of a layer in the index. Its number is its position in the index."""
 
     name: str
     type: str
@@ -77,17 +78,17 @@ class LayerEntry:
     page: str
     """The id of the layer's page."""
     spot: str
-    """The address of its channel 0."""
+    """The address of channel 0 on that page."""
     reason: str = ""
-    """Why it has no places; then the fields below keep their defaults."""
+    """Why the layer has no places. Then the fields below keep their defaults."""
     stand_in: int | None = None
-    """The number of the layer that answers for it; None where it has vectors itself, or
-    a reason."""
+    """The number of the layer whose vectors are used instead; None for a layer with
+    vectors, or with a reason."""
     channels: int = 0
     error: float = 0.0
-    """The largest error of the cosines of 500 random pairs."""
+    """The largest error of the cosines of 500 random pairs of vectors."""
     units: list[float] = field(default_factory=list)
-    """What level 1 stands for along each axis."""
+    """The coordinate that level 1 means, for each axis."""
 
 
 @dataclass
@@ -98,10 +99,11 @@ class ImageEntry:
     page: str
     address: str
     input: str
-    """The address of what the model saw."""
+    """The address of the picture of what the model saw."""
     size: tuple[int, int]
-    """Width and height in pixels of that."""
+    """Width and height of this picture, in pixels."""
     script: str
+    """The name of the script with the places of the image."""
 
 
 @dataclass
@@ -109,74 +111,76 @@ class PlacesEntry:
     """The places of an image in a layer."""
 
     size: tuple[int, int]
-    """Rows and columns."""
+    """The numbers of rows and columns of places."""
     factor: int
-    """How many rows of the map, and as many columns, were averaged into a place."""
+    """A place is the average of this many rows, and as many columns, of the map."""
     field: list[int] | None
     """`Capture.receptive_field` of the map."""
     vectors: str
-    """Base64 of int8 [places, axes]: coordinates in units of each axis."""
+    """Base64 of int8 [places, axes]: the coordinates, in the units of the axes."""
     channels: str
-    """Base64 of [places, 8]: the channels that stand out most; uint16 in a layer of more
-    than 256 channels, else uint8."""
+    """Base64 of [places, 8]: the channels that stand out most at each place; uint16 in a
+    layer of more than 256 channels, else uint8."""
     values: str
-    """Base64 of int8 [places, 8]: how far they are from their means, in tenths of a
-    standard deviation."""
+    """Base64 of int8 [places, 8]: how far these channels are from their means, in tenths
+    of a standard deviation."""
 
 
 class _PlacesBasis(NamedTuple):
-    """How the places of a layer are written, the same for all images."""
+    """The axes and the statistics of a layer by which its places are written, the same for
+    all images. C is the number of channels."""
 
     axes: Floats
-    """float32 [axes, C], each of length 1."""
+    """float32 [axes, C]: the main axes, each of length 1."""
     units: Floats
-    """float32 [axes]: what level 1 stands for."""
+    """float32 [axes]: the coordinate that level 1 means."""
     error: float
-    """The largest error of the cosines of random pairs."""
+    """The largest error of the cosines of random pairs of vectors."""
     mean: Floats
-    """float32 [C], over the places of the compared images."""
+    """float32 [C]: the means of the channels over all places of the compared images."""
     deviation: Floats
-    """float32 [C], over the same; infinite for a channel that is the same everywhere."""
+    """float32 [C]: the standard deviations over the same places; infinite for a constant
+    channel."""
 
 
 @dataclass
 class _PlacesLayer:
-    """A tensor of a layer, while the places of its images are read."""
+    """A tensor of a layer, while its places are read."""
 
     entry: LayerEntry
     figures: Mapping[str, Figure]
-    """Its figures in this run, by name of the image."""
+    """The figures of the tensor in this run, by the name of the image."""
     basis: _PlacesBasis | None = None
-    """None until the compared images are read, and where the layer has no vectors."""
+    """None until all compared images are read, and for a layer without vectors."""
     is_halved: bool = False
-    """Whether four places are averaged into one; known with the basis."""
+    """Whether squares of four places are averaged; it is set together with `basis`."""
 
     @property
     def has_vectors(self) -> bool:
-        """Whether its places are written: there are some, and no other layer answers."""
+        """Whether the vectors of this layer are written."""
         return not self.entry.reason and self.entry.stand_in is None
 
     @property
     def row(self) -> Capture:
-        """The capture of the first image that has it."""
+        """The capture of the tensor in the first image that has it."""
         return next(iter(self.figures.values())).row
 
     def read(self, name: str, stats: Mapping[str, Floats]) -> PlaceVectors | None:
-        """Read the places of an image from its grid, halved if those of the layer are; None
-        where the grid does not show them.
+        """Read the places of an image from the grid of this tensor, and average them if
+        `is_halved`. None if the image has no such grid, or places cannot be read from it.
 
         Args:
-            name: of the image.
-            stats: its statistics, as `ReadImage.stats` has them.
+            name: the name of the image.
+            stats: the statistics of the image, from `ReadImage.stats`.
         """
         figure = self.figures.get(name)
-        # in some images a layer may be dead, or not finite, or have other channels
+        # in some images a layer may be constant, not finite, or have other channels
         if figure is None or why_no_places(figure.row):
             return None
         if figure.row.maps != self.row.maps:
             return None
         image_places = None
-        with suppress(DamagedError):  # the page shows a broken picture
+        with suppress(DamagedError):  # then the page shows the picture as broken
             table = stats[figure.row.capture_key.stats_key]
             image_places = read_places(figure.picture.image, figure.row, table)
         if image_places is not None and self.is_halved:
@@ -184,11 +188,11 @@ class _PlacesLayer:
         return image_places
 
     def encode(self, name: str, image_places: PlaceVectors) -> PlacesEntry:
-        """The entry of an image's places; the basis must be known.
+        """The entry of an image's places. `basis` must be set.
 
         Args:
-            name: of the image.
-            image_places: from `read`.
+            name: the name of the image.
+            image_places: the places of the image, from `read`.
         """
         assert self.basis is not None
         channels, values = standing_out(
@@ -206,29 +210,30 @@ class _PlacesLayer:
 
 
 class PlaceScripts:
-    """Makes the scripts of places while the pages of images are rendered: then the
-    statistics of an image are in memory."""
+    """Makes the scripts of places while the pages of images are rendered, when the
+    statistics of the images are in memory."""
 
     def __init__(self, pages: ReportPages, site: Site) -> None:
         """Begin without an image.
 
         Args:
-            pages: of the run.
-            site: of the report, for addresses.
+            pages: all pages of the report.
+            site: what these pages share, for addresses.
         """
         self._images = pages.images
         self._site = site
         self._layers = _layers(pages, site)
-        self._added = 0  # images
+        self._added = 0  # how many images were added
         self._compared_stats: dict[str, Mapping[str, Floats]] = {}
 
     def add(self, page: ReportPage, stats: Mapping[str, Floats]) -> ReportFiles:
-        """Add the next image, and return the scripts that can be written now. That is the
-        image's own; those of the compared images come together, with the last of them.
+        """Add the next image, and yield the scripts that can be written then. The scripts
+        of all compared images are yielded when the last of them is added; the script of
+        any later image, when it is added.
 
         Args:
-            page: of the image; images are added in the order of the report.
-            stats: of the image, as `ReadImage.stats` has them.
+            page: the page of the image. Images must be added in the order of the report.
+            stats: the statistics of the image, from `ReadImage.stats`.
         """
         compared = self._images[:COMPARED_IMAGES]
         number = self._added
@@ -237,7 +242,7 @@ class PlaceScripts:
             entries = _entries_of(self._layers, page.name, stats)
             yield self._script(number, entries)
             return
-        # the axes are computed from all compared images together
+        # the axes are computed from all compared images
         self._compared_stats[page.name] = _stats_of_places(self._layers, page, stats)
         if number == len(compared) - 1:
             entries_of = _compared_entries(self._layers, self._compared_stats)
@@ -246,7 +251,7 @@ class PlaceScripts:
             self._compared_stats.clear()
 
     def index(self) -> ReportFiles:
-        """The script with the index, for when all images have been added."""
+        """The script with the index. All images must have been added before."""
         images = [self._image_entry(number) for number in range(len(self._images))]
         index = {
             "layers": [layer.entry for layer in self._layers],
@@ -258,11 +263,11 @@ class PlaceScripts:
     def _script(
         self, number: int, entries: Sequence[PlacesEntry | None]
     ) -> tuple[str, list[str]]:
-        """The script of an image.
+        """The script of an image: its name and its text.
 
         Args:
-            number: of the image.
-            entries: its places, by number of the layer.
+            number: the number of the image.
+            entries: the places of the image in each layer, in the order of the index.
         """
         text = f"FEATVIZ_PLACES.add({number}, {script_json(entries)});\n"
         return _script_of(number), [text]
@@ -285,24 +290,25 @@ class PlaceScripts:
 
 
 def _layers(pages: ReportPages, site: Site) -> list[_PlacesLayer]:
-    """The layers of a run whose maps are of the image, in the order of their pages. Each has
-    vectors, a layer that answers for it, or the reason why it has no places."""
+    """The layers of a run with maps of the image, in the order of their pages. Each has
+    vectors, a stand-in, or a reason why it has no places."""
     layers = []
     for page in pages.layers:
         for group in page.groups:
-            # a vector or a class token lies nowhere in the image
+            # vectors, for example, have no places in the image
             if any(is_map_of_image(figure.row) for figure in group.of_this_run):
                 layers.append(_layer(group, site))
     entries = [layer.entry for layer in layers]
     numbers = {(entry.page, entry.stem): n for n, entry in enumerate(entries)}
-    # a page has all calls of its layer, between which other layers ran
+    # Stand-ins follow the order in which the calls ran: a page has all calls of its layer,
+    # between which other layers ran.
     in_order = []
     for group in pages.tensors:
         number = numbers.get((group.page, group.stem))
         if number is not None and not entries[number].reason:
             in_order.append(number)
     answering = _answering(layers, in_order)
-    # The last one always answers, so that every other layer has one behind it.
+    # the last layer always has vectors, so every other one finds a stand-in behind it
     stand_in = None
     for number in reversed(in_order):
         if number in answering:
@@ -313,10 +319,10 @@ def _layers(pages: ReportPages, site: Site) -> list[_PlacesLayer]:
 
 
 def _layer(group: Group, site: Site) -> _PlacesLayer:
-    """A tensor of a layer before its places are read.
+    """A tensor of a layer, before its places are read.
 
     Args:
-        group: of the page of the layer.
+        group: the group of the tensor on the page of the layer.
     """
     labelled = bool(site.options[False].get("labels"))
     reasons = [why_no_places(figure.row, labelled) for figure in group.of_this_run]
@@ -332,12 +338,12 @@ def _layer(group: Group, site: Site) -> _PlacesLayer:
 
 
 def _answering(layers: Sequence[_PlacesLayer], in_order: Sequence[int]) -> list[int]:
-    """The numbers of the layers that have vectors: all of up to six. Of more they are the
-    last of each resolution, and others in the widest gaps until there are six.
+    """The numbers of the layers that get vectors, at most MOST_LAYERS: the last layer of
+    each resolution, and then layers in the middle of the widest gaps between these.
 
     Args:
-        layers: of the run.
-        in_order: the numbers of those with places, in the order in which they ran.
+        layers: the layers of the run.
+        in_order: the numbers of the layers with places, in the order in which they ran.
     """
     if len(in_order) <= MOST_LAYERS:
         return list(in_order)
@@ -347,11 +353,11 @@ def _answering(layers: Sequence[_PlacesLayer], in_order: Sequence[int]) -> list[
     for _, run in groupby(sizes):
         position += len(list(run))
         ends.append(position)
-    # a U-Net or a feature pyramid changes its resolution more often: some ends are kept
+    # the resolution of a U-Net or a feature pyramid changes more often: drop some ends
     if len(ends) > MOST_LAYERS:
         steps = np.linspace(0, len(ends) - 1, MOST_LAYERS)
         ends = [ends[round(step)] for step in steps.tolist()]
-    # a transformer has one resolution
+    # a transformer has only one resolution: fill the gaps
     while len(ends) < MOST_LAYERS:
         gaps = np.diff([-1, *ends])
         widest = int(gaps.argmax())
@@ -366,8 +372,8 @@ def _answering(layers: Sequence[_PlacesLayer], in_order: Sequence[int]) -> list[
 def _stats_of_places(
     layers: Sequence[_PlacesLayer], page: ReportPage, stats: Mapping[str, Floats]
 ) -> Mapping[str, Floats]:
-    """The statistics that an image's places need. No others stay in memory until all
-    compared images are there."""
+    """The part of an image's statistics from which places are read: only this part stays in
+    memory until all compared images are added."""
     kept = {}
     for layer in layers:
         figure = layer.figures.get(page.name)
@@ -383,18 +389,19 @@ def _compared_entries(
     """The places of the compared images.
 
     Args:
-        layers: of the run. Each that has vectors gets its basis, and its entry in the
-            index is completed.
-        stats: of the compared images, by name; at least one.
+        layers: the layers of the run. This sets the basis of each layer with vectors, and
+            completes its entry in the index.
+        stats: the statistics of the compared images, by name; at least one.
 
     Returns:
-        For each image, by name, its places by number of the layer.
+        By the name of the image, its places in each layer, in the order of `layers`; None
+        for a layer without vectors, or without places in this image.
     """
     entries: dict[str, list[PlacesEntry | None]] = {}
     for name in stats:
         entries[name] = [None] * len(layers)
-    # A layer may need few axes, or many. So that the first layers cannot use up all bytes,
-    # what all axes take at half the resolution is reserved for each layer behind them.
+    # The first layers must not use up all bytes. So for each layer behind, as many bytes
+    # are reserved as all its axes take at half the resolution.
     reserved = {}
     for number, layer in enumerate(layers):
         if layer.has_vectors:
@@ -407,10 +414,10 @@ def _compared_entries(
         if not by_image:
             layer.entry.reason = "its pictures do not show values"
             continue
-        # bytes that a layer does not need are left to those behind it
-        fitted = _fit(layer, by_image, bytes_left - sum(reserved.values()))
+        # bytes that a layer does not use are left to the layers behind it
+        chosen = _choose_basis(layer, by_image, bytes_left - sum(reserved.values()))
         bytes_left -= _bytes_of(layer, len(layer.entry.units), layer.is_halved)
-        for name, image_places in fitted.items():
+        for name, image_places in chosen.items():
             entries[name][number] = layer.encode(name, image_places)
     return entries
 
@@ -418,13 +425,14 @@ def _compared_entries(
 def _read_all(
     layer: _PlacesLayer, stats: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, PlaceVectors]:
-    """The places of the images in a layer, by name; images without any are left out.
+    """The places of some images in a layer, by the name of the image. Images without
+    places are left out.
 
     Args:
-        stats: of the images, by name.
+        stats: the statistics of the images, by name.
     """
     vectors = {}
-    # decoders let other threads work meanwhile
+    # threads help, since decoding a picture does not hold Python's lock
     with ThreadPoolExecutor(_THREADS) as threads:
         read = threads.map(lambda name: layer.read(name, stats[name]), stats)
         for name, image_vectors in zip(stats, read, strict=True):
@@ -436,16 +444,17 @@ def _read_all(
 def _entries_of(
     layers: Sequence[_PlacesLayer], name: str, stats: Mapping[str, Floats]
 ) -> list[PlacesEntry | None]:
-    """The places of an image that is not among the compared ones, by number of the
-    layer; None in a layer without vectors, or where the grid does not show them.
+    """The places of an image that is not a compared one, in each layer; None for a layer
+    without vectors, or without places in this image.
 
     Args:
-        layers: of the run, with their bases.
-        name: of the image.
-        stats: its statistics.
+        layers: the layers of the run, with their bases.
+        name: the name of the image.
+        stats: the statistics of the image.
     """
 
     def entry(layer: _PlacesLayer) -> PlacesEntry | None:
+        """The places of the image in a layer, or None."""
         image_places = None if layer.basis is None else layer.read(name, stats)
         return None if image_places is None else layer.encode(name, image_places)
 
@@ -454,41 +463,42 @@ def _entries_of(
 
 
 def _bytes_of(layer: _PlacesLayer, axes: int, is_halved: bool) -> int:
-    """How many bytes the image with the most places takes in a layer, before base64.
+    """How many bytes a layer takes in the image with the most places, before base64.
 
     Args:
-        axes: how many; each takes a byte at every place.
-        is_halved: whether four places are averaged into one.
+        axes: the number of axes; each takes a byte for every place.
+        is_halved: whether squares of four places are averaged.
     """
     counts = []
     for figure in layer.figures.values():
         height, width = figure.row.plan.map_size
-        # divisions round up, as in `read_places`
+        # -(-a // b) is a / b rounded up, as in `read_places`
         factor = -(-max(height, width) // MOST_SIDE) * (2 if is_halved else 1)
         counts.append(-(-height // factor) * -(-width // factor))
-    # a channel that stands out takes its number, and a byte for its value
+    # a channel that stands out takes one or two bytes for its number, and one for its value
     channel_bytes = 2 if layer.row.maps > 256 else 1
     return max(counts) * (axes + _SHOWN_CHANNELS * (channel_bytes + 1))
 
 
-def _fit(
+def _choose_basis(
     layer: _PlacesLayer, by_image: Mapping[str, PlaceVectors], available: int
 ) -> Mapping[str, PlaceVectors]:
-    """Choose the basis of a layer: at full resolution, or at half of it where its vectors
-    need more axes than there are bytes for.
+    """Choose the basis of a layer, for places at full resolution; or, if these need more
+    axes than there are bytes for, at half the resolution.
 
     Args:
-        layer: gets the basis; its entry in the index is completed.
+        layer: the layer. This sets its basis and `is_halved`, and completes its entry in
+            the index.
         by_image: the places of the compared images, by name; at least one.
-        available: bytes for the image with the most places, before base64.
+        available: the bytes for the image with the most places, before base64.
 
     Returns:
-        `by_image`, halved if the layer is.
+        The places at the chosen resolution, by the name of the image.
     """
     most_axes = _most_axes(layer, available)
     basis = _basis_of(by_image, most_axes)
-    # Fewer axes than there is room for are all axes of these vectors: half the resolution
-    # would make room for nothing.
+    # If the basis has fewer axes than there is room for, these are all axes of the
+    # vectors, and half the resolution would not help.
     if basis.error > _LARGEST_ERROR and len(basis.units) == most_axes:
         layer.is_halved = True
         halves = {}
@@ -504,8 +514,13 @@ def _fit(
 
 
 def _most_axes(layer: _PlacesLayer, available: int) -> int:
-    """How many axes there is room for in these bytes: 64 at most, and never fewer than
-    eight, even if that is more bytes."""
+    """How many axes fit into the available bytes. At least eight, even if they do not fit;
+    at most 64.
+
+    Args:
+        layer: the layer.
+        available: the bytes for the image with the most places, before base64.
+    """
     bytes_of_channels = _bytes_of(layer, 0, layer.is_halved)
     bytes_of_axis = _bytes_of(layer, 1, layer.is_halved) - bytes_of_channels
     fitting = (available - bytes_of_channels) // bytes_of_axis
@@ -513,36 +528,38 @@ def _most_axes(layer: _PlacesLayer, available: int) -> int:
 
 
 def _basis_of(by_image: Mapping[str, PlaceVectors], most_axes: int) -> _PlacesBasis:
-    """The basis of some images' places. All images have one: only along common axes can
-    places of two images be compared, and a channel stands out against the mean of all.
+    """The common basis of the places of all images. Places of two images can be compared
+    only along common axes.
 
     Args:
-        by_image: the places of the images, by name; at least one.
-        most_axes: how many axes there is room for.
+        by_image: the places of the compared images, by name; at least one.
+        most_axes: the most axes that there is room for.
     """
     vectors = np.concatenate([image.vectors for image in by_image.values()])
     sample = unit_vectors(vectors[:: -(-len(vectors) // _SAMPLED)])
     axes = main_axes(sample, most_axes)
-    # In a common unit the last axes would round to nothing: vectors vary a hundredth as
-    # much along them as along the first.
+    # Each axis has its own unit. Along the last axes vectors vary a hundredth as much as
+    # along the first, and in one unit for all they would be rounded to 0.
     units = np.maximum(abs(sample @ axes.T).max(0), 1e-30) / 127
     count, error = _axes_needed(vectors, axes, units)
-    # divided by infinity, a channel that is the same everywhere stands out nowhere
+    # a constant channel never stands out, since it is divided by infinity
     deviation = vectors.std(0)
     deviation[deviation == 0] = np.inf
     return _PlacesBasis(axes[:count], units[:count], error, vectors.mean(0), deviation)
 
 
 def _axes_needed(vectors: Floats, axes: Floats, units: Floats) -> tuple[int, float]:
-    """How many of the axes are needed: the smallest of `_COUNTS` with which the error is
-    within _LARGEST_ERROR, or all; and the error with these.
+    """How many axes are needed: the smallest of `_COUNTS` with an error of at most
+    _LARGEST_ERROR, else all.
 
     Args:
         vectors: float32 [N, C], of any length.
-        axes: float32 [axes, C], as of `_PlacesBasis`.
-        units: float32 [axes], likewise.
+        axes, units: as in `_PlacesBasis`.
+
+    Returns:
+        The number of axes, and the error with these.
     """
-    # a fixed seed: the same report has the same bytes
+    # a fixed seed, so that the same report has the same bytes
     pairs = np.random.default_rng(0).integers(0, len(vectors), (2, _PAIRS))
     first = unit_vectors(vectors[pairs[0]])
     second = unit_vectors(vectors[pairs[1]])
@@ -588,8 +605,8 @@ def shortened_cosines(first: Floats, second: Floats) -> Floats:
 
 
 def _levels(coordinates: Floats, units: Floats) -> np.ndarray:
-    """Coordinates [N, axes] as int8 in the units [axes]. Those of an image that is not
-    compared may be beyond the range of int8, and are clipped."""
+    """Round coordinates [N, axes] to int8, in the units [axes]. Coordinates of an image
+    that is not a compared one may be too large for int8: they are clipped."""
     levels: np.ndarray = np.rint(coordinates / units).clip(-127, 127).astype(np.int8)
     return levels
 
@@ -598,13 +615,14 @@ def _levels(coordinates: Floats, units: Floats) -> np.ndarray:
 
 
 def halved(image_places: PlaceVectors, map_size: tuple[int, int]) -> PlaceVectors:
-    """Places of half the resolution: each is the mean of a square of two by two, weighted
-    by how many rows and columns of the map a place stands for.
+    """Average squares of two by two places. Each place is weighted by the number of
+    positions of the map that it was averaged from.
 
     Args:
-        image_places: those at the lower and the right edge may stand for fewer rows or
-            columns than the others, and their squares may be cut.
-        map_size: rows and columns of the map.
+        image_places: the places of an image. A place at the lower or the right edge may
+            come from fewer rows or columns of the map, and a square there may have fewer
+            places.
+        map_size: the numbers of rows and columns of the map.
     """
     vectors = image_places.vectors.reshape(*image_places.size, -1)
     for axis, length in enumerate(map_size):
@@ -631,26 +649,26 @@ def _script_of(image: int) -> str:
 
 
 class StandingOut(NamedTuple):
-    """The channels that stand out most at each place."""
+    """The channels that stand out most at each place; fewer than 8 if the layer has fewer."""
 
     channels: np.ndarray
-    """uint8 or uint16 [N, 8], the one farthest from its mean first."""
+    """uint8 or uint16 [N, 8]: the channels, the one farthest from its mean first."""
     values: np.ndarray
-    """int8 [N, 8]: tenths of a standard deviation from it."""
+    """int8 [N, 8]: their distances from their means, in tenths of a standard deviation."""
 
 
 def standing_out(vectors: Floats, mean: Floats, deviation: Floats) -> StandingOut:
-    """The eight channels at each place that are farthest from their means, in standard
-    deviations; all channels where there are fewer.
+    """Find the eight channels at each place that are farthest from their means, in
+    standard deviations. A layer of fewer channels gives all of them.
 
     Args:
-        vectors: float32 [N, C], of all places of an image in a layer.
-        mean: [C], over all places of the compared images.
-        deviation: [C], likewise; not 0.
+        vectors: float32 [N, C]: the vectors of all places of an image in a layer.
+        mean: [C]: the means of the channels over all places of the compared images.
+        deviation: [C]: the standard deviations over the same places; never 0.
     """
     scores = (vectors - mean) / deviation
     count = min(_SHOWN_CHANNELS, scores.shape[1])
-    # to find the largest and then sort these is faster than to sort all channels
+    # argpartition first, since sorting all channels would take longer
     channels = np.argpartition(-abs(scores), count - 1, axis=1)[:, :count]
     values = np.take_along_axis(scores, channels, axis=1)
     order = np.argsort(-abs(values), axis=1, kind="stable")

@@ -1,5 +1,4 @@
-"""The story of `report`: from a run directory, an audit, kernels or a series to pages
-of HTML."""
+"""Makes reports: pages of HTML from a run directory, an audit, kernels or a series."""
 
 from __future__ import annotations
 
@@ -52,18 +51,18 @@ from featviz.text import quoted
 log = logging.getLogger(__name__)
 
 Render = Callable[[Links], ReportFiles]
-"""Makes the files of a report, in the form that the links have."""
+"""Renders the files of a report, with the addresses that the links give."""
 
 
 @dataclass(frozen=True)
 class ReportResult:
-    """What was written."""
+    """A report that was written."""
 
     page: Path
     """The first page, or the zip file."""
     files: tuple[Path, ...]
     incomplete: Mapping[str, str]
-    """Why images cannot be shown that the report only names, by name."""
+    """The images that cannot be shown, by name, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +80,30 @@ class _Report(NamedTuple):
 
     render: Render
     left_out: Mapping[str, str]
-    """As `ReportResult.incomplete`."""
+    """The images that cannot be shown, by name, each with the reason."""
 
 
 def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
-    """Write the report of a run, here or in an object store, of an audit, of kernels,
-    or of a series of runs.
+    """Write the report of a run, of an audit, of kernels, or of a series of runs.
 
     Args:
-        source: a folder that a command has written, or the URL of a run.
-        options: where the report goes, its form, and what it shows besides.
+        source: a folder that a command has written, or the URL of a run in a store.
+        options: the place and the form of the report, and further results to show in it.
 
     Raises:
-        UsageError: options that do not go together, or not with what the folder holds.
-        CompareError: what `options` names is of another model.
+        UsageError: options contradict each other, or need a run where the folder holds
+            another result.
+        CompareError: a further result is of another model.
         StoreError: the folder holds nothing to show, or the report cannot be written.
     """
     out = _check_output(source, options)
-    # An audit, kernels and a series are one page each; in a store there are only runs.
+    # the results of other commands have a report of one page; only runs have URLs
     if isinstance(source, Path):
         report = _report_alone(source, options)
         if report is not None:
             return _write(report, out, options)
-    # without a run to compare with, the second folder is the first: nothing is copied
+    # `copied` needs a location: without a run to compare with, this is the first folder,
+    # which is not copied again
     with copied(source) as root, copied(options.compare or root) as base_root:
         run = replace(read_run(root), url=source if isinstance(source, Url) else None)
         comparison = None
@@ -117,8 +117,8 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
         pages = arrange(run, None if comparison is None else comparison.other)
         companions = read_companions(run, pages.layers, options)
         run_report = RunReport(run, pages, companions, comparison, max_maps)
-        # While pages are rendered, the cycles that templates leave are often collected.
-        # That is to pass over what is in memory by now: the rows of all images.
+        # Rendering runs the garbage collector often. Freezing excludes all objects that
+        # exist now, such as the rows of all images, which would make it slow.
         gc.freeze()
         gc.collect()
         try:
@@ -128,20 +128,21 @@ def build_report(source: Path | Url, options: ReportOptions) -> ReportResult:
 
 
 def _check_output(source: Path | Url, options: ReportOptions) -> Path:
-    """Choose where the report goes, and refuse a wrong place before anything is read.
+    """Choose the path of the report, and refuse a wrong one before anything is read.
 
     Returns:
-        A folder, or the file of `--zip` and `--single-file`; by default inside `source`.
+        A folder; or, with `--zip` or `--single-file`, a file. By default it lies inside
+        `source`.
 
     Raises:
-        UsageError: forms that exclude one another; or pages in a folder, which cannot
-            show pictures of a run in a store.
-        StoreError: the place holds something else.
+        UsageError: both forms of one file are given; or a run is in a store, and the
+            report is to be a folder, whose pages cannot show pictures in a store.
+        StoreError: another file, or other files, are at the path.
     """
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
-    # Pages in a folder lead to the run's own pictures by relative paths.
+    # pages in a folder show the pictures of the run by relative paths
     for origin in (source, options.compare):
         if isinstance(origin, Url) and not (options.out and one_file):
             raise UsageError(
@@ -163,8 +164,8 @@ def _check_output(source: Path | Url, options: ReportOptions) -> Path:
 
 
 def _compared(run: ReadRun, base: ReadRun) -> RunComparison:
-    """Compare a run with an earlier one, `base`, as `diff BASE RUN` does. Runs that cannot
-    be compared are a warning, and shown side by side."""
+    """Compare a run with an earlier one, `base`, as `diff BASE RUN` does. If the runs
+    cannot be compared, warn of it: the report then shows them side by side."""
     try:
         result = compare_runs(base, run)
     except CompareError as error:
@@ -184,7 +185,7 @@ class _Fitted(NamedTuple):
 
 
 def _fit_comparison(run: ReadRun, comparison: RunComparison | None) -> _Fitted:
-    """Leave out maps, with a warning, where one file would become too large."""
+    """Leave out maps, with a warning, if a report in one file would become too large."""
     runs = [run] if comparison is None else [run, comparison.other]
     fitted_runs, max_maps = fit_into_one_file(runs)
     if max_maps is not None:
@@ -205,8 +206,8 @@ def _report_alone(root: Path, options: ReportOptions) -> _Report | None:
     """The report of an audit, of kernels or of a series; None for any other folder.
 
     Raises:
-        UsageError: options that only a run has.
-        StoreError: what the folder holds cannot be read.
+        UsageError: an option is given that only the report of a run has.
+        StoreError: the result in the folder cannot be read.
     """
     if is_audit(root):
         _check_alone(root, options, "an audit")
@@ -221,10 +222,14 @@ def _report_alone(root: Path, options: ReportOptions) -> _Report | None:
 
 
 def _check_alone(root: Path, options: ReportOptions, content: str) -> None:
-    """Refuse options that only a run has: UsageError.
+    """Refuse options that only the report of a run has.
 
     Args:
-        content: what the folder holds, for the message.
+        root: the folder.
+        content: the result in the folder, for the message, such as `an audit`.
+
+    Raises:
+        UsageError: such an option is given.
     """
     for name in ("compare", "kernels", "exemplars", "audit"):
         if getattr(options, name) is not None:
@@ -233,7 +238,7 @@ def _check_alone(root: Path, options: ReportOptions, content: str) -> None:
 
 
 def _audit_report(root: Path) -> _Report | None:
-    """The report of an audit; None where it has gone meanwhile."""
+    """The report of an audit; None if the audit was removed meanwhile."""
     audit_and_pictures = read_audit(root, None)
     if audit_and_pictures is None:
         return None
@@ -254,7 +259,7 @@ def _kernels_report(root: Path) -> _Report:
 
 
 def _series_report(root: Path) -> _Report:
-    """The report of a series; what cannot be shown of it is left out."""
+    """The report of a series. Steps and images that cannot be shown are left out."""
     page = read_series(root)
     record = page.steps[-1].run.record.get("model") or {}
     model = str(record.get("type") or model_name(record))
@@ -271,10 +276,11 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
     """Write a report as a folder, as one file of HTML, or as a zip file.
 
     Args:
-        out: that folder or file, from `_check_output`.
+        out: the path of the folder or file, from `_check_output`.
 
     Raises:
-        StoreError: it cannot be written, or holds something else by now.
+        StoreError: the report cannot be written, or another process has put something
+            else at the path.
     """
     if options.single_file or options.zip:
         with outputs.writing(
@@ -283,11 +289,11 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
             if options.zip:
                 _write_zip(report.render, file)
             else:
-                # exactly one file: assets, scripts and pictures are inside it
+                # links in this form give exactly one file, with everything in it
                 ((_, pieces),) = report.render(Links())
                 file.writelines(_encoded(pieces))
         return ReportResult(out, (out,), report.left_out)
-    # the record comes last: a folder without it is not a report, and is never replaced
+    # the record is the last file; a folder without it counts as no report
     written = []
     with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
         for name, pieces in report.render(Links(out.absolute())):
@@ -300,8 +306,8 @@ def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
 
 
 def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
-    """The pieces of a file as bytes. Text becomes UTF-8; a byte of a name that is not UTF-8
-    is escaped, as in the manifest."""
+    """The pieces of a file as bytes, text as UTF-8. A byte of a name that is not UTF-8 is
+    escaped, as in the manifest."""
     for part in parts:
         if isinstance(part, str):
             yield part.encode("utf-8", "backslashreplace")
@@ -310,17 +316,18 @@ def _encoded(parts: Iterable[str | bytes]) -> Iterator[bytes]:
 
 
 def _write_zip(render: Render, file: BinaryIO) -> None:
-    """Write the pages into a zip file, then the pictures, which are compressed already.
-    Entries have no time, so that the same report is the same bytes."""
+    """Write the pages into a zip file, then the pictures, without compressing these again.
+    Entries have a fixed time, so that the same report has the same bytes."""
 
     def add(name: str, content: bytes, compression: int) -> None:
+        """Add an entry to the archive."""
         info = zipfile.ZipInfo(name)
         info.compress_type = compression
         info.external_attr = 0o644 << 16
         archive.writestr(info, content)
 
     with zipfile.ZipFile(file, "w") as archive:
-        # when all pages are rendered, the links have all pictures
+        # rendering the pages collects the pictures in `links.packed`
         links = Links(packed=True)
         for name, pieces in render(links):
             add(name, b"".join(_encoded(pieces)), zipfile.ZIP_DEFLATED)

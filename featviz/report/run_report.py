@@ -66,10 +66,10 @@ class LayerFinding(NamedTuple):
 
     group: Group
     name: str
-    """Of the finding: `all zero`."""
+    """The name of the finding: `all zero`."""
     channels: Sequence[int]
     is_dead: bool
-    """Whether its channels are all zero behind an activation."""
+    """Whether the channels are dead: the tensor is an activation, and they are all zero."""
 
 
 class TensorRow(NamedTuple):
@@ -81,16 +81,16 @@ class TensorRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The comparison of a run with an earlier one."""
+    """The comparison of a run with an earlier run."""
 
     other: ReadRun
-    """The earlier one."""
+    """The earlier run."""
     result: Comparison | None = None
-    """None where the runs cannot be compared."""
+    """The differences; None if the runs cannot be compared."""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
-    """The difference maps of its page, PNG by file."""
+    """The difference maps on the page of the comparison: the bytes of PNG, by file."""
     reason: str = ""
-    """Why the runs cannot be compared; else empty."""
+    """Why the runs cannot be compared; empty if they can."""
 
 
 @dataclass(frozen=True)
@@ -100,30 +100,32 @@ class RunPage:
     run: ReadRun
     pages: ReportPages
     first: ReportPage | None
-    """The page of the image whose maps it shows; None in a run without images."""
+    """The page of the first image, whose maps are shown; None in a run without images."""
     stages: Sequence[NetworkStage]
     strip_keys: Sequence[ColorKey]
-    """What the colours of the maps of the network mean."""
+    """What the colours of the maps in `stages` mean."""
     dead: str
     """How many channels are dead, in words."""
     findings: Sequence[LayerFinding]
     rows: Sequence[TensorRow]
     """The tensors of all layers, in the order in which they ran."""
     missing_layers: Mapping[MissingLayer, int]
-    """How many images lack each of them."""
+    """For each layer without a picture, and each reason, the number of images."""
     comparison: RunComparison | None
     audit: AuditView | None
     max_maps: int | None
-    """How many maps a layer shows at most, so that one file stays small; None for all."""
+    """The most maps that a layer shows, so that a report in one file stays small; None if
+    all maps are shown."""
 
     @property
     def is_dead_by_audit(self) -> bool:
-        """Whether `dead` is the count of an audit."""
+        """Whether `dead` comes from an audit."""
         return self.audit is not None and self.audit.dead_summary is not None
 
     @property
     def failed(self) -> list[tuple[str, str]]:
-        """The names of images that failed or are incomplete, each with the reason."""
+        """The names of images that failed, are incomplete or damaged, each with the
+        reason."""
         failed = list(self.run.failures.items())
         for name, reason in self.run.left_out.items():
             failed.append((name, f"incomplete: {reason}"))
@@ -140,7 +142,7 @@ class RunPage:
 
 
 class Neighbours(NamedTuple):
-    """The pages before and after a page; None where there is none."""
+    """The pages before and after a page; None at the first and the last page."""
 
     before: ReportPage | None
     after: ReportPage | None
@@ -156,7 +158,7 @@ class ImagePage:
     stages: Sequence[NetworkStage]
     strip_keys: Sequence[ColorKey]
     all_zero: Mapping[str, Sequence[int]]
-    """The channels that are all zero in this image, by id of the figure's picture."""
+    """The channels that are all zero in this image, by the id of the picture."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class TensorView:
     rows: Iterable[ChannelRow]
     extras: Sequence[Extra]
     audited: ChannelFindings
-    """The findings of the call that gave the tensor."""
+    """The findings of an audit for the call that gave the tensor; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -181,45 +183,47 @@ class LayerPage:
     tensors: Sequence[TensorView]
     audit: AuditView | None
     shown_channels: int = 24
-    """How many channels of a layer the page shows until the layer is unfolded."""
+    """How many channels of a layer the page shows while the layer is folded."""
 
 
 class _RenderedImage(NamedTuple):
-    """The page of an image, and the numbers that scripts need."""
+    """The page of an image, and its data for scripts."""
 
     article: Markup
     grids: Mapping[str, Mapping[str, str]]
-    """For each script, by its name, grids as JSON, by the ids of their pictures."""
+    """The grids as JSON: by the name of the script, then by the id of the picture."""
     stats: Mapping[str, Floats]
-    """The statistics of the image in this run, as from `ReadImage.stats`."""
+    """The statistics of the image in this run, from `ReadImage.stats`."""
 
 
 @dataclass
 class RunReport:
-    """Renders the pages of a run. Those of images come first: they fill the totals, which
-    the pages of layers and of the run show."""
+    """Renders the pages of a run. The pages of images must come first: they fill the
+    totals, which the pages of layers and of the run show."""
 
     run: ReadRun
     pages: ReportPages
     companions: Companions
     comparison: RunComparison | None = None
     max_maps: int | None = None
-    """As `RunPage.max_maps`."""
+    """The most maps that a layer shows; None if all maps are shown."""
     _totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
-    """Totals by the id of the layer's page and the tensor's stem; see `_totals_of`."""
+    """The totals of each tensor, by the id of the layer's page and the tensor's stem; see
+    `_totals_of`."""
     _first_stats: Mapping[str, Floats] = field(default_factory=dict)
-    """The statistics of the first image, [channels, 6] by id of the picture. The page of
-    the run shows them, which is rendered last."""
+    """The statistics of the first image, [channels, 6] by id of the picture, for the page
+    of the run; empty until an image is rendered."""
 
     def render(self, links: Links) -> ReportFiles:
-        """Render the report; may be called once, since each image that is rendered adds to
-        the totals. The numbers of a few images are in memory at a time.
+        """Render the report. This may be called only once, since each rendered image is
+        added to the totals. Only the numbers of a few images are in memory at a time.
 
         Args:
-            links: how pages refer to one another, in a folder or in one file.
+            links: the addresses of pages and pictures, for a folder, a zip file or one
+                file.
 
         Yields:
-            The name and the pieces of each file.
+            The name of each file, and its content in pieces.
         """
         site = self._site(links)
         yield from asset_files(site)
@@ -243,11 +247,11 @@ class RunReport:
             yield from place_scripts.index()
 
     def _image_files(self, site: Site, place_scripts: PlaceScripts) -> ReportFiles:
-        """The pages of all images, and the scripts with their grids and places."""
+        """Render the pages of all images, and the scripts with their grids and places."""
         grids: dict[str, dict[str, str]] = {}
         for number, page in enumerate(self.pages.images, 1):
             image = self._render_image(page, site)
-            # a script has several images, and is complete with the last of them
+            # a script has the grids of several images, and is written after the last one
             for name, entries in image.grids.items():
                 grids.setdefault(name, {}).update(entries)
             yield f"{page.id}.html", _document(site, page, [image.article])
@@ -256,11 +260,12 @@ class RunReport:
                 for name, entries in grids.items():
                     yield name, [script(entries)]
                 grids.clear()
-                # templates leave cycles, which hold findings of thousands of channels
+                # templates leave reference cycles, which keep findings in memory
                 gc.collect()
 
     def _single_file(self, site: Site) -> Iterator[Markup]:
-        """All pages in one document. That of the run is the first, and rendered last."""
+        """Render all pages into one document. The page of the run stands first in it, but
+        is rendered last."""
         grids: dict[str, str] = {}
         articles = []
         for page in self.pages.images:
@@ -284,6 +289,7 @@ class RunReport:
 
     def _site(self, links: Links) -> Site:
         """What all pages of the report share."""
+        # by False for this run, by True for the run that it is compared with
         options = {False: self.run.record.get("options") or {}}
         labels = {}
         if self.comparison is not None:
@@ -293,19 +299,19 @@ class RunReport:
                 False: real(self.run.root).name,
                 True: real(compared_run.root).name,
             }
-            # `monday/out` and `tuesday/out` have one name
+            # both names are equal for `monday/out` and `tuesday/out`
             if labels[False] == labels[True]:
                 labels = {
                     False: f"{labels[False]} (this)",
                     True: f"{labels[True]} (other)",
                 }
-        # `c17` is a channel of a layer's first tensor: links to it are short, and stay
-        # the same if another tensor is captured, too
+        # The id of channel 17 is `c17` in the first tensor of a layer, and `t1-c17` in the
+        # second. So links to the first tensor stay the same if others are captured, too.
         anchors = {}
         for layer in self.pages.layers:
             for number, group in enumerate(layer.groups):
                 anchors[layer.id, group.stem] = f"t{number}-" if number else ""
-        # one file has no room for places, and without images there are none
+        # places would make a report in one file too large
         has_places = bool(self.pages.images) and not links.inline
         return Site(
             links=links,
@@ -319,21 +325,21 @@ class RunReport:
         )
 
     def _totals_of(self, group: Group) -> ChannelTotals:
-        """The totals of a tensor over the images of this run that have been rendered; the
-        same object for all groups of the tensor."""
+        """The totals of a tensor over the images that were rendered so far. All groups of
+        the tensor share one object."""
         return self._totals.setdefault((group.page, group.stem), ChannelTotals())
 
     # The page of the run
 
     def _render_run_page(self, site: Site) -> Iterator[Markup]:
-        """The page of the run, to be rendered after all images."""
+        """Render the page of the run. All images must have been rendered before."""
         images, layers = self.pages
         first = images[0] if images else None
         stages = []
         if first is not None:
             totals = [self._totals_of(group) for group in first.groups]
             stages = network(first, self._first_stats, totals)
-        # an audit has seen more images than most runs, and its count comes first
+        # an audit usually has seen more images than the run, so its count is preferred
         groups = self.pages.tensors
         audit = self.companions.audit
         dead = None if audit is None else audit.dead_summary
@@ -354,7 +360,7 @@ class RunReport:
         return render("run", site, page)
 
     def _findings(self, groups: Iterable[Group]) -> list[LayerFinding]:
-        """All findings of these tensors, in their order."""
+        """All findings of some tensors, in the order of the tensors."""
         findings = []
         for group in groups:
             totals = self._totals_of(group)
@@ -368,11 +374,11 @@ class RunReport:
     def _comparison_page(
         self, comparison: RunComparison, address: Callable[[str], str]
     ) -> ComparisonPage:
-        """What the page shows.
+        """The content of the page.
 
         Args:
-            comparison: must have a result.
-            address: gives the address of a difference map, by its file.
+            comparison: a comparison with a result.
+            address: returns the address of a difference map, for its file.
         """
         assert comparison.result is not None
         inputs = {page.name: page.inputs[False] for page in self.pages.images}
@@ -381,10 +387,15 @@ class RunReport:
         )
 
     def _comparison_files(self, site: Site, comparison: RunComparison) -> ReportFiles:
-        """The page, the script with its grids, and its pictures in a folder of their
-        own."""
+        """Render the page, the script with its grids, and its pictures, which have a
+        folder.
+
+        Args:
+            comparison: a comparison with a result.
+        """
 
         def path_of(file: str) -> str:
+            """The path of a difference map in the report."""
             return f"{COMPARISON_PAGE}/{file}"
 
         content = self._comparison_page(
@@ -416,7 +427,7 @@ class RunReport:
                 is_grey = site.color_key(figure).is_grey
                 grid = figure_grid(figure, stats[id], is_grey)
                 grids.setdefault(figure.script, {})[id] = grid
-            # the totals are of this run, and so is the first figure
+            # the first figure of a group is that of this run
             figure = group.figures[0]
             table = stats[figure.picture.id]
             self._totals_of(group).add(figure.row, table, group.zeroed)
@@ -440,7 +451,7 @@ class RunReport:
         return _RenderedImage(article, grids, stats_of_run[False])
 
     def _render_layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
-        """The page of a layer, to be rendered after all images."""
+        """Render the page of a layer. All images must have been rendered before."""
         audit = self.companions.audit
         tensors = []
         for group in page.groups:
@@ -464,8 +475,8 @@ class RunReport:
 def _document(
     site: Site, page: ReportPage, article: Iterable[Markup]
 ) -> Iterator[Markup]:
-    """The document of an image's or a layer's page, which loads the scripts with the grids
-    of its figures."""
+    """Render the document of an image's or a layer's page. It loads the scripts with the
+    grids of its figures."""
     scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
     return render("document", site, Document(article, page.name, list(scripts)))
 
@@ -485,7 +496,7 @@ def _legend(page: ReportPage, site: Site) -> list[LegendEntry]:
 
 
 def _strip_keys(stages: Sequence[NetworkStage], site: Site) -> list[ColorKey]:
-    """The keys of the strips of maps in a network, each once."""
+    """The colour keys of the strips of maps in some stages, each key once."""
     keys: dict[ColorKey, None] = {}
     for stage in stages:
         for step in stage.steps:
@@ -495,10 +506,10 @@ def _strip_keys(stages: Sequence[NetworkStage], site: Site) -> list[ColorKey]:
 
 
 def _missing_layers(images: Sequence[ReportPage]) -> Counter[MissingLayer]:
-    """How many images lack each layer; one is counted for each reason by itself."""
+    """The number of images without a picture of a layer, for each layer and reason."""
     counts: Counter[MissingLayer] = Counter()
     for image in images:
-        # an image has an entry for each skipped call of a layer
+        # An image has an entry for each skipped call of a layer; equal ones count once.
         for layer in dict.fromkeys(image.missing_layers):
             counts[layer] += 1
     return counts

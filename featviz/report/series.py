@@ -1,4 +1,4 @@
-"""The page of a series: the runs of a model as it is trained, step by step.
+"""The page of a series: the runs of a model during its training, step by step.
 
 OUT/step-000000/  OUT/step-000100/  ...
 """
@@ -33,7 +33,7 @@ class SeriesStep(NamedTuple):
     number: int
     run: ReadRun
     audit: AuditView | None
-    """None where the step was not audited."""
+    """The audit of the step; None without one."""
 
 
 class SeriesFrame(NamedTuple):
@@ -46,16 +46,16 @@ class SeriesFrame(NamedTuple):
 
     @property
     def tiles(self) -> str:
-        """Its grid as JSON, for the script."""
+        """The grid as JSON, for the script."""
         return tiles_of(self.row, self.key.is_grey)
 
 
 @dataclass
 class SeriesStrip:
-    """The grids of a tensor of one image, step by step."""
+    """The grids of a tensor for one image, step by step."""
 
     input: PictureView
-    """What the model saw at the first step."""
+    """The picture of what the model saw at the first step."""
     frames: list[SeriesFrame] = field(default_factory=list)
 
 
@@ -64,17 +64,17 @@ class WatchedTensor:
     """A tensor of a layer over all steps."""
 
     row: Capture
-    """At the first step that has it."""
+    """The capture of the tensor at the first step that has it."""
     strips: dict[str, SeriesStrip] = field(default_factory=dict)
-    """By image."""
+    """The strip for each image, by the name of the image."""
     channels: int = 0
     """How many channels were audited."""
     curves: dict[str, dict[int, int]] = field(default_factory=dict)
-    """How many channels had a finding, by finding and number of the step."""
+    """How many channels have a finding: by finding, then by the number of the step."""
 
     @property
     def top_count(self) -> int:
-        """The upper end of the chart."""
+        """The upper end of the chart: the largest number in `curves`."""
         tops = [max(curve.values()) for curve in self.curves.values()]
         return max(tops, default=0)
 
@@ -86,22 +86,22 @@ class SeriesPage:
     steps: Sequence[SeriesStep]
     tensors: Sequence[WatchedTensor]
     left_out: Mapping[str, str]
-    """Steps, and images of steps, that cannot be shown, and why."""
+    """The steps, and the images of steps, that cannot be shown, each with the reason."""
     box: PlotBox = _BOX
     scale_width: float = 40.0
-    """Pixels for numbers on the right of the curves."""
+    """The width in pixels for the numbers on the right of the curves."""
 
     @property
     def legend(self) -> list[LegendEntry]:
-        """What single colours of the grids mean."""
+        """The legend of the grids."""
         rows = [tensor.row for tensor in self.tensors]
         return legend(self.steps[-1].run.record.get("options") or {}, rows)
 
     def x(self, step: int) -> float:
-        """Where a step is in the charts, in pixels from the left.
+        """The position of a step in the charts, in pixels from the left.
 
         Args:
-            step: its number, between those of the first and the last step.
+            step: the number of the step, from that of the first to that of the last step.
         """
         first = self.steps[0].number
         last = self.steps[-1].number
@@ -111,13 +111,13 @@ class SeriesPage:
 
 
 def read_series(root: Path) -> SeriesPage:
-    """Read the steps of a series. Those that cannot be read are named in `left_out`.
+    """Read the steps of a series. Steps that cannot be read are named in `left_out`.
 
     Args:
-        root: the folder of the steps.
+        root: the folder of the series.
 
     Raises:
-        StoreError: none of its steps can be shown.
+        StoreError: no step can be shown.
     """
     steps = []
     left_out = {}
@@ -173,7 +173,8 @@ def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
     """Set the curves of a tensor, and its number of audited channels.
 
     Args:
-        steps: all of them; those without an audit have no points.
+        tensor: the tensor.
+        steps: all steps; the curves have points at those with an audit.
     """
     label = tensor.row.label
     findings_at = {}
@@ -181,12 +182,12 @@ def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
         if audit is None:
             continue
         rows = [audited.row for audited in audit.layers]
-        # a row of the model itself has a label alone
+        # the row of the model itself has no name of a layer, only a label
         channels = [row.channels for row in rows if (row.layer or row.label) == label]
         if channels:
             tensor.channels = max(tensor.channels, *channels)
             findings_at[number] = audit.findings_of(label)
-    # findings of other names are left out: the record may come from anybody
+    # a record may come from anybody, so findings with unknown names are left out
     for name in FINDINGS:
         if any(name in findings for findings in findings_at.values()):
             curve = {}
