@@ -318,8 +318,8 @@ def layer_row(
     tally = tallies[call]
     activation_tally = None
     if target.dead_at is not None:
-        # The plan is made on a blank image. The activation has no tally if a branch of the
-        # model ran for that image alone.
+        # The plan is made on a blank image. The activation has no tally if its branch of the
+        # model ran only for that image.
         activation_tally = tallies.get(target.dead_at.call)
     evidence = _evidence(target, tally, activation_tally)
     # values: how many each channel has. apoz: the average percentage of zeros.

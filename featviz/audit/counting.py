@@ -58,7 +58,7 @@ class Measurement(NamedTuple):
     """[B, C]: how many values are at a bound of the activation; None if it has no bound.
     """
     moments: Moments | None
-    """None where correlations are not asked for."""
+    """None if correlations are not asked for."""
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
@@ -150,7 +150,7 @@ class Tally:
     images: Integers
     """[C, TOP]: the numbers of these images; -1 for no image."""
     moments: Moments | None = None
-    """None where correlations are not asked for."""
+    """None if correlations are not asked for."""
 
     @classmethod
     def empty(

@@ -40,12 +40,12 @@ class Evidence:
     nonfinite: Doubles
     """How many values were NaN or infinite."""
     saturated: Doubles | None = None
-    """The share of values at a bound, 0..1; None where the layer has no bounds."""
+    """The share of values at a bound, 0..1; None if the layer has no bounds."""
     ceiling: Doubles | None = None
-    """The largest value at the activation where `dead` is judged, inf for values that are
-    not finite; None where there is no such activation."""
+    """The largest value at the activation where `dead` is judged; inf for a channel with
+    values that are not finite. None if there is no such activation."""
     correlation: Doubles | None = field(default=None, repr=False)
-    """[C, C], Pearson's r; None where correlations were not asked for."""
+    """Pearson's r of each pair of channels, [C, C]; None if it was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class ChannelFinding:
 
     name: str
     rule: Callable[[Evidence, Thresholds], Flags | None]
-    """Whether each channel has the finding, bool [C]; None where the layer cannot be
-    judged for it."""
+    """Takes what is known of a layer, and the limits. Returns whether each channel has the
+    finding, bool [C]; None if the layer cannot be judged for it."""
     rank: int
     """Suspects are drawn in this order: 0 is the worst."""
     remedy: str = "ask for another finding"

@@ -32,7 +32,7 @@ class CallNode:
     call: Call
     part: Part
     channel_axis: int | None
-    """The axis of its output that counts channels; None where that is not known."""
+    """The axis of the output that counts channels; None if that is not known."""
     sources: tuple[int, ...]
     """Numbers of the nodes whose tensors it takes."""
     users: list[int]

@@ -215,7 +215,7 @@ def guarded(arguments: list[str]) -> int:
     except FeatvizError as error:
         hint = mistakes.hint_of(error, arguments)
         return _print_error(mistakes.as_typed(error), hint, error.exit_code, error)
-    # `featviz` alone: the help is the answer
+    # `featviz` without arguments prints the help
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return int(error.exit_code)

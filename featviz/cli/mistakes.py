@@ -379,7 +379,7 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 def _refuse_weights_among(
     images: Sequence[str], model: str, arguments: Sequence[str]
 ) -> None:
-    """Refuse a file of weights among the images, as of `resnet18 weights.pth cat.jpg`.
+    """Refuse a file of weights among the images, as in `resnet18 weights.pth cat.jpg`.
 
     Args:
         images: the arguments in the place of images.

@@ -123,8 +123,8 @@ class PredictionChange:
 
 
 class ImageChange(NamedTuple):
-    """How far a tensor changed in one image; None where that is not known. `absolute` and
-    `relative` are the largest differences (`diff.compare`)."""
+    """How much a tensor changed in one image; None for a number that is not known. `absolute`
+    and `relative` are the largest differences (`diff.compare`)."""
 
     differing: int
     """How many channels differ."""
@@ -132,7 +132,7 @@ class ImageChange(NamedTuple):
     relative: float | None = None
     cosine: float | None = None
     sqnr: float | None = None
-    """In dB; None also where nothing differs, and where no tensors were kept."""
+    """In dB; also None if nothing differs, or if no tensors were kept."""
 
 
 class ChannelChanges(NamedTuple):

@@ -27,7 +27,7 @@ class Measure:
     of_tensor: Callable[[ComparedTensor], float]
     """The number over all images; NaN where it is not known."""
     of_image: Callable[[ImageChange], float | None]
-    """The number in one image; None where it is not known."""
+    """The number in one image; None if it is not known."""
     unit: str
     """The unit with a space before it; empty for none."""
     remedy: str
@@ -132,7 +132,7 @@ def check_gate(gate: DiffGate, tensors: Sequence[ComparedTensor]) -> Verdict:
     note = ""
     for tensor in unknown:
         # A single token has no file of its own, and its number is never known. If the
-        # number of the rest of its tensor is known, that alone decides.
+        # number of the rest of its tensor is known, only that decides.
         whole_key = tensor.key._replace(key=tensor.key.key.rpartition(".")[0])
         if whole_key != tensor.key and whole_key in known_values:
             note = f"; the {gate.measure} of single tokens is not known"

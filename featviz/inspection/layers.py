@@ -2,8 +2,8 @@
 multiply-accumulates and calls, and the totals of the model.
 
 torch's FlopCounterMode counts operators. The count when a module is left, less the count
-when it was entered, is the module's own. The fast path of nn.MultiheadAttention, which the
-mode does not see, is switched off."""
+when it was entered, is that of the module and the modules inside it. The fast path of
+nn.MultiheadAttention, which the mode does not see, is switched off."""
 
 from __future__ import annotations
 

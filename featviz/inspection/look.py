@@ -294,7 +294,7 @@ def _show_and_draw(
     """
     stages = prepared.layers
     if options.layers is None:
-        stages = spread(stages)
+        stages = spread_stages(stages)
     image = read_input(
         prepared.samples[0], prepared.model.preprocess, prepared.options.inputs
     )
@@ -356,7 +356,7 @@ def check_files(
         check_file(path, picture_of(command), overwrite=overwrite)
 
 
-def spread(stages: Sequence[Layer]) -> list[Layer]:
+def spread_stages(stages: Sequence[Layer]) -> list[Layer]:
     """Choose at most MOST_STAGES of the stages, evenly spread. The first and the last stage
     are always chosen."""
     if len(stages) <= MOST_STAGES:
@@ -405,7 +405,7 @@ class _Collector:
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the hooks. Of the tensors that a call of a stage returns, keep the
-        first one with maps; if none has maps, the last one of plain numbers.
+        first one with maps; if none has maps, the first one.
 
         Raises:
             LayoutError: the tensor cannot be drawn, or has none of the chosen channels.
@@ -737,10 +737,10 @@ def _telling_channels(
         means = stats[:, values.MEAN]
         candidates = range(len(stats))
         return choose_channels(options.channels, candidates, means, picture.deviations)
-    channels = ranked(stats, picture.deviations)
+    channels = rank_channels(stats, picture.deviations)
     if picture.strip:
         return channels[: options.maps]
-    return unlike(maps, channels, options.maps)
+    return choose_unlike(maps, channels, options.maps)
 
 
 def _shown_tiles(
@@ -787,7 +787,7 @@ def _finite_span(low: np.float32, high: np.float32) -> Span:
     return finite(float(low)), finite(float(high))
 
 
-def ranked(stats: Floats, deviations: Floats) -> list[int]:
+def rank_channels(stats: Floats, deviations: Floats) -> list[int]:
     """Order channels by how much their maps vary, the largest deviation first. Constant maps
     are left out. If all maps are constant, order them by their mean, the largest first.
 
@@ -805,7 +805,7 @@ def ranked(stats: Floats, deviations: Floats) -> list[int]:
     return [channel for channel in order if not constant[channel]] or order
 
 
-def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
+def choose_unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
     """Choose channels in order, and pass over a channel that is blank, or whose map looks
     like that of a chosen one.
 

@@ -25,11 +25,11 @@ from featviz.inspection.look import (
     MOST_STAGES,
     LookResult,
     ShownLayer,
+    choose_unlike,
     look,
     page_row,
-    ranked,
-    spread,
-    unlike,
+    rank_channels,
+    spread_stages,
 )
 from featviz.models.load import adopt
 from featviz.options import InputOptions
@@ -154,7 +154,7 @@ def test_constant_maps_and_those_without_values_come_last() -> None:
         statistics(nan, nan, std=nan, nonfinite=64),
     ]
     table = np.array(rows, np.float32)
-    assert ranked(table, table[:, 3]) == [2, 0, 3]
+    assert rank_channels(table, table[:, 3]) == [2, 0, 3]
 
 
 def test_constant_maps_stay_where_all_are() -> None:
@@ -162,7 +162,7 @@ def test_constant_maps_stay_where_all_are() -> None:
     rows = [statistics(9, 9, std=0), statistics(18, 18, std=0)]
     table = np.array(rows, np.float32)
     table[1, 2] = 2
-    assert ranked(table, table[:, 3]) == [1, 0]
+    assert rank_channels(table, table[:, 3]) == [1, 0]
 
 
 def unlike_by_numpy(maps: np.ndarray, order: list[int]) -> list[int]:
@@ -188,10 +188,10 @@ def test_maps_that_look_alike_are_shown_once() -> None:
     maps = np.stack(stack).astype(np.uint8)
     order = [1, 0, 5, 4, 2, 3]
 
-    distinct = unlike(maps, order, 3)
+    distinct = choose_unlike(maps, order, 3)
 
     assert distinct == unlike_by_numpy(maps, order) == [1, 4, 3]
-    assert unlike(maps, order, 5) == [1, 4, 3, 0, 5]
+    assert choose_unlike(maps, order, 5) == [1, 4, 3, 0, 5]
 
 
 @pytest.mark.medium
@@ -304,9 +304,9 @@ SIXTEEN = InputOptions(size=16, crop=16)
 def test_stages_are_spread_to_the_nearest() -> None:
     """Of thirteen, each is the nearest to a step of 4/3."""
     layers = [Layer(index, f"{index}", "ReLU") for index in range(13)]
-    chosen = [layer.index for layer in spread(layers)]
+    chosen = [layer.index for layer in spread_stages(layers)]
     assert chosen == [0, 1, 3, 4, 5, 7, 8, 9, 11, 12]
-    assert spread(layers[:10]) == layers[:10]
+    assert spread_stages(layers[:10]) == layers[:10]
 
 
 @pytest.mark.slow
