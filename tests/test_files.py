@@ -202,7 +202,7 @@ def test_a_path_may_mean_a_file_of_a_like_name(
     """Without its suffix, misspelt, or in another case; not the name itself."""
     (tmp_path / there).touch()
     expected = tmp_path / meant if meant else None
-    assert files.misspelt(tmp_path / typed) == expected
+    assert files.similar_path(tmp_path / typed) == expected
 
 
 def test_a_link_to_nowhere_on_the_way_is_no_folder(

@@ -56,8 +56,8 @@ def open_regular(path: Path) -> BinaryIO:
         FileNotFoundError: There is no such file.
         FileError: It cannot be opened, or is a FIFO, a device, a socket or a folder.
     """
-    with _errors_named(str(path)):
-        return _opened(str(path), path.stat())
+    with _name_errors(str(path)):
+        return _open_checked(str(path), path.stat())
 
 
 def real(path: Path) -> Path:
@@ -169,7 +169,7 @@ class OpenFolder:
         before = self.stat(name)
         if stat.S_ISLNK(before.st_mode):
             raise OSError(_LINKED)
-        file = _opened(self.at(name), before, self.descriptor, NO_LINK)
+        file = _open_checked(self.at(name), before, self.descriptor, NO_LINK)
         if os.path.samestat(before, os.fstat(file.fileno())):
             return file
         file.close()
@@ -183,7 +183,7 @@ class ReadFolder(OpenFolder):
 
     def __init__(self, path: Path, above: OpenFolder | None = None) -> None:
         """Open a folder that the user has named. Without `above`, links are followed."""
-        with _errors_named("."):
+        with _name_errors("."):
             super().__init__(path, above)
         self.name = ""
         """The path below the folder that the user has named, for messages."""
@@ -211,7 +211,7 @@ class ReadFolder(OpenFolder):
             FileError: The file, or a folder on the way to it, is a link; the path leads
                 out of this folder; or the file cannot be opened, or is not regular.
         """
-        with _errors_named(relative):
+        with _name_errors(relative):
             if not is_inside(relative):
                 raise OSError("it lies outside its folder")
             *folders, name = relative.split("/")
@@ -228,7 +228,7 @@ class ReadFolder(OpenFolder):
             FileError: It has more than `most` bytes, or cannot be read.
         """
         with self.open(relative) as file:
-            return _content(file, relative, most)
+            return _read_at_most(file, relative, most)
 
     def read_json(self, relative: str, most: int) -> Any:
         """The value in a JSON file.
@@ -238,7 +238,7 @@ class ReadFolder(OpenFolder):
             FileError: It has more than `most` bytes, is not JSON that `parse_json` takes,
                 or cannot be read.
         """
-        with _errors_named(relative):
+        with _name_errors(relative):
             return parse_json(self.read(relative, most).decode("utf-8"))
 
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
@@ -248,7 +248,7 @@ class ReadFolder(OpenFolder):
             FileNotFoundError: There is no such file.
             FileError: It cannot be read.
         """
-        with self.open(relative) as file, _errors_named(relative):
+        with self.open(relative) as file, _name_errors(relative):
             size = os.fstat(file.fileno()).st_size
             return file.read(min(size, most)), size
 
@@ -257,7 +257,7 @@ class ReadFolder(OpenFolder):
         return self.head(relative, 0)[1]
 
 
-def _opened(
+def _open_checked(
     name: str, before: os.stat_result, folder: int | None = None, flags: int = 0
 ) -> BinaryIO:
     """Open a regular file for reading. Its type is checked before it is opened, since opening
@@ -289,10 +289,10 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
             file.
     """
     with open_regular(path) as file:
-        return _content(file, str(path), most)
+        return _read_at_most(file, str(path), most)
 
 
-def _content(file: BinaryIO, name: str, most: int) -> bytes:
+def _read_at_most(file: BinaryIO, name: str, most: int) -> bytes:
     """The whole content of an open file.
 
     Args:
@@ -303,7 +303,7 @@ def _content(file: BinaryIO, name: str, most: int) -> bytes:
     Raises:
         FileError: Where it has more bytes, or cannot be read.
     """
-    with _errors_named(name):
+    with _name_errors(name):
         # `read` allocates as many bytes as it is asked for
         size = os.fstat(file.fileno()).st_size
         content = file.read(min(size, most) + 1)
@@ -319,7 +319,7 @@ def read_text(path: Path, most: int = SMALL) -> str:
         FileNotFoundError: There is no such file.
         FileError: It has more than `most` bytes, is not UTF-8, or cannot be read.
     """
-    with _errors_named(str(path)):
+    with _name_errors(str(path)):
         return read_bytes(path, most).decode("utf-8")
 
 
@@ -331,7 +331,7 @@ def read_json(path: Path, most: int = SMALL) -> Any:
         FileError: It has more than `most` bytes, is not JSON that `parse_json` takes,
             or cannot be read.
     """
-    with _errors_named(str(path)):
+    with _name_errors(str(path)):
         return parse_json(read_text(path, most))
 
 
@@ -359,7 +359,7 @@ def parse_json(text: str) -> Any:
 
 
 @contextmanager
-def _errors_named(name: str) -> Iterator[None]:
+def _name_errors(name: str) -> Iterator[None]:
     """A context in which an error of the system becomes one that names a file. A missing file
     stays a FileNotFoundError, which callers treat in another way; any other error becomes a
     FileError."""
@@ -380,7 +380,7 @@ _MOST_NAMES, _LONGEST_NAME = 5000, 80
 """
 
 
-def misspelt(path: Path) -> Path | None:
+def similar_path(path: Path) -> Path | None:
     """The file or folder with a similar name that a mistyped path may mean: `cat.jpg` for
     `Cta.jpg`. None if there is none."""
     try:
@@ -426,7 +426,7 @@ def missing_file(message: str, text: str, otherwise: str = "") -> UsageError:
     # if this is a link without a target, the name itself is right
     if os.path.lexists(path):
         return UsageError(message, otherwise or "check the path")
-    near = misspelt(path)
+    near = similar_path(path)
     if near is not None:
         return UsageError(
             message, f"did you mean {quoted(str(near))}?", replace=(text, str(near))

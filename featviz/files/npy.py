@@ -40,7 +40,7 @@ def read_npy(file: bytes | BinaryIO) -> np.ndarray:
         ValueError: Where the file is not an npy file, is truncated, or holds no numbers.
     """
     with _errors_as_one():
-        array = np.load(_opened(file), allow_pickle=False, max_header_size=_MAX_HEADER)
+        array = np.load(_as_file(file), allow_pickle=False, max_header_size=_MAX_HEADER)
     if not isinstance(array, np.ndarray) or array.dtype.kind not in _NUMBERS:
         raise ValueError("it holds no array of numbers")
     return array
@@ -69,7 +69,7 @@ def read_arrays(data: bytes, max_bytes: int = _MAX_UNPACKED) -> dict[str, np.nda
     """
     with _errors_as_one():
         archive: Any = np.load(
-            _opened(data), allow_pickle=False, max_header_size=_MAX_HEADER
+            _as_file(data), allow_pickle=False, max_header_size=_MAX_HEADER
         )
         # arrays may be compressed, so their sizes are checked before they are unpacked
         sizes = [info.file_size for info in archive.zip.infolist()]
@@ -104,7 +104,7 @@ def only(named: dict[str, Any], plural: str, remedy: str) -> Any:
     )
 
 
-def _opened(file: bytes | BinaryIO) -> BinaryIO:
+def _as_file(file: bytes | BinaryIO) -> BinaryIO:
     """An open file: bytes become one in memory."""
     return io.BytesIO(file) if isinstance(file, bytes) else file
 

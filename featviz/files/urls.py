@@ -82,7 +82,7 @@ class Url:
         url = cls(text)
         if "::" in text or url.protocol in (*WEB, "file", "local", "data", ""):
             raise UsageError(
-                f"{quoted(scrubbed(text))} is no place in an object store",
+                f"{quoted(without_credentials(text))} is no place in an object store",
                 "for example s3://bucket/maps, gs://bucket/maps, az://container/maps; "
                 "a folder of this machine is given as its path",
             )
@@ -142,7 +142,7 @@ class Url:
         whole words, and without those in other URLs."""
         secret = _SECRET.search(self.text)
         if secret is None:
-            return scrubbed(text)
+            return without_credentials(text)
         # a library may quote them as in the URL (`p%40ss`), or decoded (`p@ss`)
         quoted_pair = secret[0].removesuffix("@")
         for pair in (quoted_pair, unquote(quoted_pair)):
@@ -150,7 +150,7 @@ class Url:
             for name in sorted([pair, *pair.split(":", 1)], key=len, reverse=True):
                 if name:
                     text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "…", text)
-        return scrubbed(text)
+        return without_credentials(text)
 
     def filesystem(self) -> Any:
         """fsspec's filesystem for the store, which all threads share. Its methods may raise
@@ -161,9 +161,7 @@ class Url:
         """
         options = _class_for(self.protocol)._get_kwargs_from_urls(self.text)
         try:
-            return _connected(
-                self.protocol, tuple(sorted(options.items())), os.getpid()
-            )
+            return _connect(self.protocol, tuple(sorted(options.items())), os.getpid())
         # The store's package (s3fs) may raise anything, for example because of a
         # configuration file of its own.
         except Exception as error:
@@ -185,7 +183,7 @@ def refuse_url(value: object) -> None:
         )
 
 
-def scrubbed(text: str) -> str:
+def without_credentials(text: str) -> str:
     """A text without the user, the password and the query of any URL in it."""
     return _QUERY.sub("", _SECRET.sub("", text))
 
@@ -219,9 +217,7 @@ def _class_for(protocol: str) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _connected(
-    protocol: str, options: tuple[tuple[str, Any], ...], process: int
-) -> Any:
+def _connect(protocol: str, options: tuple[tuple[str, Any], ...], process: int) -> Any:
     """A filesystem of fsspec for a store. It is cached and shared by all threads, while
     fsspec itself makes one for each thread.
 
@@ -267,7 +263,7 @@ def _failure_text(url: Url, error: Exception) -> str:
         url: The URL, whose credentials are left out.
         error: The exception.
     """
-    if lacks_rights(error):
+    if is_access_denied(error):
         return "the store refuses access: are the credentials there?"
     # each library has its own class for a timeout
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
@@ -280,7 +276,7 @@ def _failure_text(url: Url, error: Exception) -> str:
     return f"the server answers {status} {reason}".strip()
 
 
-def lacks_rights(error: BaseException | None) -> bool:
+def is_access_denied(error: BaseException | None) -> bool:
     """Whether an exception says that a store refused access, or that its library has no
     credentials."""
     # NoCredentialsError of botocore, and similar classes, are no PermissionError
@@ -391,7 +387,7 @@ def files_below(folder: Url, pattern: str = "**") -> Iterator[tuple[str, Url]]:
             yield name, folder.at_key(base + name)
 
 
-def matching(pattern: Url) -> Iterator[tuple[str, Url]]:
+def files_matching(pattern: Url) -> Iterator[tuple[str, Url]]:
     """The files that a glob matches. Their names are relative to the folders before the first
     wildcard."""
     parts = pattern.key.split("/")

@@ -243,7 +243,7 @@ class Recorder:
         for capture_kind in self.input_kinds:
             for key, value in arguments:
                 site = CaptureSite(layer, capture_kind.name, call, key)
-                self._take(site, value, capture_kind.backward)
+                self._capture(site, value, capture_kind.backward)
             if not arguments:
                 site = CaptureSite(layer, capture_kind.name, call, "")
                 self.skipped.append(Skip.of(site, "takes no tensor"))
@@ -264,7 +264,7 @@ class Recorder:
         for key, value in results:
             for capture_kind in self.output_kinds:
                 site = CaptureSite(layer, capture_kind.name, call, key)
-                self._take(site, value, capture_kind.backward)
+                self._capture(site, value, capture_kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
         """Run the backward pass, from a target to the inputs. Hooks on tensors pass the
@@ -293,7 +293,7 @@ class Recorder:
                     target, list(aside.values()), allow_unused=True
                 )
                 for site, gradient in zip(aside, gradients, strict=True):
-                    self._arrived(site, gradient)
+                    self._take_gradient(site, gradient)
         except Exception as error:
             # raised by a sink, inside of a hook on a tensor
             if self.fault is error:
@@ -311,7 +311,7 @@ class Recorder:
             self.skipped.append(Skip.of(site, reason))
         self._awaited.clear()
 
-    def _take(self, site: CaptureSite, value: Any, backward: bool = False) -> None:
+    def _capture(self, site: CaptureSite, value: Any, backward: bool = False) -> None:
         """Pass a tensor to the sink; or, with `backward`, prepare to capture its gradient.
 
         Args:
@@ -335,7 +335,7 @@ class Recorder:
                 # Leaves (parameters) get no hook, which would stay with the model; `back`
                 # gets their gradients by the edge.
                 if not value.is_leaf:
-                    hook = partial(self._arrived, site)
+                    hook = partial(self._take_gradient, site)
                     self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
                 return
             assert self.sink is not None, "begin comes first"
@@ -349,10 +349,10 @@ class Recorder:
                 self.fault = error
                 raise
 
-    def _arrived(self, site: CaptureSite, gradient: Tensor | None) -> None:
+    def _take_gradient(self, site: CaptureSite, gradient: Tensor | None) -> None:
         """Pass a gradient to the sink, unless that was done before, or there is none."""
         if gradient is not None and self._awaited.pop(site, None) is not None:
-            self._take(site, gradient)
+            self._capture(site, gradient)
 
 
 def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:

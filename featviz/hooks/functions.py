@@ -120,7 +120,11 @@ class CallStack:
                 ) -> None:
                     """The hook before a module's call: note that it is running."""
                     self.frames.append(
-                        Frame(self._reached(original), reports_functions, Counter())
+                        Frame(
+                            self._layer_called_now(original),
+                            reports_functions,
+                            Counter(),
+                        )
                     )
 
                 # this hook runs first, so that `pop` always has a frame to remove, even if
@@ -132,7 +136,7 @@ class CallStack:
                 )
             yield
 
-    def _reached(self, module: nn.Module) -> Layer:
+    def _layer_called_now(self, module: nn.Module) -> Layer:
         """The layer of a module whose call begins now. If the module has several layers with
         the same caller, the caller's first call is the first of them, and so on."""
         layers = self.of_module[id(module)]

@@ -131,7 +131,7 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
     return list(close)
 
 
-def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
+def suggest(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
     """A suggestion for selectors that choose no layer. If an index is too large, it names the
     indices that exist; else the most similar names. Empty if there are none."""
     unmatched = []
@@ -172,7 +172,7 @@ def warn_of_unmatched(
         if selector.pick(layers):
             continue
         message = f"selector {quoted(selector.text)!r} matches no {where}"
-        suggestion = meant(layers, [selector])
+        suggestion = suggest(layers, [selector])
         ending = f"; {suggestion}" if suggestion else ""
         log.warning("%s%s%s", beginning, message, ending)
 
@@ -186,7 +186,7 @@ def remedy(layers: Sequence[Layer], selectors: Iterable[Selector], *facts: str) 
         selectors: The selectors, of which some choose nothing.
         facts: Further statements for the hint, which follow the suggestion.
     """
-    question = meant(
+    question = suggest(
         layers, [selector for selector in selectors if not selector.pick(layers)]
     )
     modules = [layer for layer in layers if not layer.is_function] or layers

@@ -88,14 +88,14 @@ def to_image(array: np.ndarray, expected: ExpectedImage) -> Image.Image | Raster
         return Image.fromarray(np.ascontiguousarray(pixels))
     if len(values) != expected.channels:  # grey, for a model of RGB
         values = np.repeat(values, expected.channels, axis=0)
-    raster = _scaled(values)
+    raster = _scale_integers(values)
     if not expected.volume:
         return raster
     description = f"volume of {values.shape[1]} slices, {raster.description}"
     return replace(raster, description=description)
 
 
-def _scaled(values: np.ndarray) -> Raster:
+def _scale_integers(values: np.ndarray) -> Raster:
     """Numbers as float32: unsigned integers of 8 and 16 bits are scaled to 0..1, all other
     numbers stay as they are.
 
@@ -153,22 +153,22 @@ def _channels_first(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
     elif array.ndim == axes - 1:
         array = array[None]
     elif array.ndim == axes and not expected.volume:
-        return _moved_to_the_front(array, expected)
-    if array.ndim != axes or not _fits(len(array), array, expected):
-        raise _no_fit(shape, expected)
+        return _move_channels_first(array, expected)
+    if array.ndim != axes or not _fits_channels(len(array), array, expected):
+        raise _shape_error(shape, expected)
     return array
 
 
-def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
+def _move_channels_first(array: np.ndarray, expected: ExpectedImage) -> np.ndarray:
     """An array [C, H, W] or [H, W, C] as [C, H, W].
 
     Raises:
         ImageError: Where neither the first nor the last axis fits the model's channels
-            (see `_fits`); or where both have exactly as many, so that it is not clear
+            (see `_fits_channels`); or where both have exactly as many, so that it is not clear
             which is meant.
     """
-    is_first = _fits(array.shape[0], array, expected)
-    is_last = _fits(array.shape[-1], array, expected)
+    is_first = _fits_channels(array.shape[0], array, expected)
+    is_last = _fits_channels(array.shape[-1], array, expected)
     # if both axes fit, the one with exactly the model's number of channels is meant
     if is_first == is_last:
         is_first = array.shape[0] == expected.channels
@@ -180,13 +180,13 @@ def _moved_to_the_front(array: np.ndarray, expected: ExpectedImage) -> np.ndarra
             "save it as [1, C, H, W], with the channels first",
         )
     if not (is_first or is_last):
-        raise _no_fit(array.shape, expected)
+        raise _shape_error(array.shape, expected)
     if is_last:
         return np.moveaxis(array, -1, 0)
     return array
 
 
-def _no_fit(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
+def _shape_error(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
     """The error for an array whose shape does not fit the model."""
     channels = counted(expected.channels, "channel")
     return ImageError(
@@ -196,7 +196,7 @@ def _no_fit(shape: tuple[int, ...], expected: ExpectedImage) -> ImageError:
     )
 
 
-def _fits(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
+def _fits_channels(count: int, array: np.ndarray, expected: ExpectedImage) -> bool:
     """Whether an array with `count` channels fits the model's channels. It also fits if it
     is grey and the model takes RGB, or if it is an RGB picture of 8 bits and the model takes
     grey."""
@@ -442,7 +442,7 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
     # Pillow takes [H, W] and [H, W, C], one image at a time
     if array is not value and array.ndim > 2:
         array = np.moveaxis(array, -3, -1)
-    levels = _levels(array, name)
+    levels = _to_levels(array, name)
     if levels.ndim < 4:
         levels = levels[None]
     if levels.ndim == 4 and levels.shape[-1] == 1:
@@ -487,7 +487,7 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
             continue
         for image in to_images(value, f"image {number}"):
             try:
-                paths.append(_saved(image, folder / f"image-{count}"))
+                paths.append(_save_image(image, folder / f"image-{count}"))
             except (OSError, ValueError, SyntaxError) as error:
                 raise UsageError(
                     f"image {number} cannot be read: {error}",
@@ -497,7 +497,7 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
     return paths
 
 
-def _saved(image: Image.Image, path: Path) -> str:
+def _save_image(image: Image.Image, path: Path) -> str:
     """Save an image without loss, as PNG or TIFF, and return the path of the file.
 
     Args:
@@ -547,7 +547,7 @@ def to_npy(value: Any, path: Path) -> str:
     return str(path)
 
 
-def _levels(array: np.ndarray, name: str) -> np.ndarray:
+def _to_levels(array: np.ndarray, name: str) -> np.ndarray:
     """The numbers of an image as integers that Pillow takes. Floats 0..1 and bools become
     0..255; uint8, and uint16 of grey, stay as they are.
 

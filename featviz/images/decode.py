@@ -149,10 +149,10 @@ def open_image(file: BinaryIO) -> Image.Image:
     try:
         return _open(file, formats=[*FORMATS])
     except UnidentifiedImageError:
-        raise UnidentifiedImageError(_what_else(head)) from None
+        raise UnidentifiedImageError(_describe_unknown(head)) from None
 
 
-def _what_else(head: bytes) -> str:
+def _describe_unknown(head: bytes) -> str:
     """A message that says what a file looks like which is not an image.
 
     Args:
@@ -241,9 +241,9 @@ def members(path: FilePath) -> list[str]:
         OSError: The archive cannot be read; or one of DAMAGED.
     """
     if isinstance(path, Url):
-        _opened.cache_clear()
-        _content.cache_clear()
-    return [*_opened(path, *_version(path)).members]
+        _open_archive.cache_clear()
+        _read_member.cache_clear()
+    return [*_open_archive(path, *_file_version(path)).members]
 
 
 def read(path: FilePath) -> bytes:
@@ -257,7 +257,7 @@ def read(path: FilePath) -> bytes:
     if inside is not None:
         archive, name = inside
         with _READING:
-            return _content(archive, name, *_version(archive))
+            return _read_member(archive, name, *_file_version(archive))
     if isinstance(path, Url):
         return urls.read(path, MAX_FILE_BYTES)
     with files.open_regular(path) as file:
@@ -286,7 +286,7 @@ def is_hidden(name: str) -> bool:
     )
 
 
-def _version(path: FilePath) -> tuple[int, ...]:
+def _file_version(path: FilePath) -> tuple[int, ...]:
     """Numbers that change when a file on this machine is written anew; empty for a file in
     a store."""
     if isinstance(path, Url):
@@ -305,12 +305,12 @@ class _Archive(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _opened(path: FilePath, *state: int) -> _Archive:
+def _open_archive(path: FilePath, *state: int) -> _Archive:
     """Open an archive. It stays open as long as the cache holds it.
 
     Args:
         path: A tar or zip file, on this machine or in a store.
-        state: `_version` of the file. If it has changed, the file is opened anew.
+        state: `_file_version` of the file. If it has changed, the file is opened anew.
 
     Raises:
         OSError: The archive cannot be read; or one of DAMAGED.
@@ -350,21 +350,21 @@ def _members_of_tar(tar: Any, path: FilePath) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _content(path: FilePath, name: str, *state: int) -> bytes:
+def _read_member(path: FilePath, name: str, *state: int) -> bytes:
     """The bytes of a file in an archive. The last file is cached, since going back in a
     compressed tar means unpacking it again from the start.
 
     Args:
         path: The archive.
         name: The name of the file, as `members` returns it.
-        state: `_version` of the archive.
+        state: `_file_version` of the archive.
 
     Raises:
         FileNotFoundError: The archive has no such file.
         OSError: The file cannot be read; or one of DAMAGED.
         NotImplementedError: The file is packed by a method that is not read.
     """
-    archive = _opened(path, *state)
+    archive = _open_archive(path, *state)
     if name not in archive.members:
         raise FileNotFoundError(name)
     info = archive.members[name]
@@ -459,7 +459,7 @@ def decode(
     """
     contents = []
     for path in sample.paths:
-        with _errors_named(sample, path):
+        with _name_errors(sample, path):
             contents.append(read(path))
     numbers: Sequence[int] = range(len(contents))
     # --frames chooses either among several files, or among the frames of one file
@@ -467,13 +467,13 @@ def decode(
     if len(contents) > 1:
         frames_of_file = None
         if frames is not None:
-            numbers = _spread(len(contents), frames)
+            numbers = _spread_numbers(len(contents), frames)
     decoding = _Decoding(expected, background, frames_of_file, sample.still, tensors)
     images: list[Image.Image | Raster] = []
     for number in numbers:
         path = sample.paths[number]
-        with _errors_named(sample, path):
-            decoded = _decoded(contents[number], decoding)
+        with _name_errors(sample, path):
+            decoded = _decode_file(contents[number], decoding)
         # nearly all files are one picture of 8 bits, which needs no warning
         is_plain = decoded.total == 1 and isinstance(decoded.images[0], Image.Image)
         if not (quiet or is_plain):
@@ -482,7 +482,7 @@ def decode(
     return tuple(images), hashlib.sha256(b"".join(contents)).hexdigest()
 
 
-def _decoded(data: bytes, decoding: _Decoding) -> Frames:
+def _decode_file(data: bytes, decoding: _Decoding) -> Frames:
     """Decode one file: frames of a video or an animation, an array, or a picture.
 
     Args:
@@ -490,7 +490,7 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
         decoding: How the file is decoded.
 
     Raises:
-        ImageError: The message is a predicate, to which `_errors_named` adds the file's
+        ImageError: The message is a predicate, to which `_name_errors` adds the file's
             name. A broken file may also raise any of _BROKEN.
     """
     file_format = format_of(data)
@@ -498,7 +498,7 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
     if file_format in VIDEOS:
         return _video_frames(data, file_format, decoding)
     if file_format is not None or not (expected.channels in (1, 3) or expected.raw):
-        array = _array(data, file_format, decoding)
+        array = _read_array(data, file_format, decoding)
         if array is not None:
             return Frames([arrays.to_image(array, expected)], total=1)
     with open_image(io.BytesIO(data)) as opened:
@@ -506,8 +506,10 @@ def _decoded(data: bytes, decoding: _Decoding) -> Frames:
         total = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
         numbers = [0]
         if decoding.frames is not None:
-            numbers = _spread(total, decoding.frames)
-        return Frames([_frame(opened, number, decoding) for number in numbers], total)
+            numbers = _spread_numbers(total, decoding.frames)
+        return Frames(
+            [_read_frame(opened, number, decoding) for number in numbers], total
+        )
 
 
 def _video_frames(data: bytes, container: str, decoding: _Decoding) -> Frames:
@@ -523,7 +525,7 @@ def _video_frames(data: bytes, container: str, decoding: _Decoding) -> Frames:
     """
     index, count = decoding.still or (None, decoding.frames or 1)
     video = arrays.read_frames(
-        data, container, partial(_spread, count=count, index=index)
+        data, container, partial(_spread_numbers, count=count, index=index)
     )
     expected = decoding.expected
     if expected.channels not in (1, 3) and not expected.raw:
@@ -568,13 +570,13 @@ def digest(sample: Sample) -> str:
     """
     sha256 = hashlib.sha256()
     for path in sample.paths:
-        with _errors_named(sample, path):
+        with _name_errors(sample, path):
             sha256.update(read(path))
     return sha256.hexdigest()
 
 
 @contextmanager
-def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
+def _name_errors(sample: Sample, path: FilePath) -> Iterator[None]:
     """A context in which errors of reading or decoding a file become ImageErrors. The
     message begins with the sample's name; if the sample has several files, the file's name
     follows."""
@@ -608,7 +610,7 @@ def _errors_named(sample: Sample, path: FilePath) -> Iterator[None]:
         ) from error
 
 
-def _array(
+def _read_array(
     data: bytes, file_format: str | None, decoding: _Decoding
 ) -> np.ndarray | None:
     """The numbers in a file; None for a picture that the model takes as Pillow reads it.
@@ -682,7 +684,7 @@ def _keeps_all_channels(opened: Image.Image) -> bool:
     return bool(tags.get(_SAMPLES_PER_PIXEL, bands) == bands and bits <= 8)
 
 
-def _frame(
+def _read_frame(
     opened: Image.Image, number: int, decoding: _Decoding
 ) -> Image.Image | Raster:
     """A picture, or one frame of an animation.
@@ -715,7 +717,7 @@ def _frame(
             _as_model_input(values, decoding.expected), decoding.expected
         )
     if image.has_transparency_data:
-        return _over(image, decoding.background)
+        return _over_background(image, decoding.background)
     if image.mode in ("L", "RGB"):
         return image.copy()
     return image.convert("L" if image.mode == "1" else "RGB")
@@ -747,7 +749,7 @@ def _as_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
 
 
-def _over(image: Image.Image, background: str) -> Image.Image:
+def _over_background(image: Image.Image, background: str) -> Image.Image:
     """A transparent image in front of a colour, as a viewer shows it. The result is RGB, or
     grey if image and colour are grey."""
     color = ImageColor.getrgb(background)[:3]
@@ -781,7 +783,7 @@ def _as_model_input(picture: np.ndarray, expected: ExpectedImage) -> np.ndarray:
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 
-def _spread(total: int, count: int, index: int | None = None) -> list[int]:
+def _spread_numbers(total: int, count: int, index: int | None = None) -> list[int]:
     """`count` evenly spread numbers from 0 to `total` - 1; with `index`, only the one at
     that index among them."""
     numbers = [round(number) for number in np.linspace(0, total - 1, count)]

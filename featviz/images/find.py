@@ -60,16 +60,16 @@ def find_samples(
     # by the file that a path leads to: `a.png ./a.png link-to-a.png` is one image
     named: dict[str, Named] = {}
     for argument in arguments:
-        for name, path in _expand(argument, nul_separated, outside):
-            tidy_name = "/".join(_tidy(name)) or "image"
+        for name, path in _files_of_argument(argument, nul_separated, outside):
+            tidy_name = "/".join(_safe_parts(name)) or "image"
             named.setdefault(_identity(path), Named(tidy_name, path))
 
     def full_path(path: FilePath) -> list[str]:
         if isinstance(path, Url):
-            return _tidy(path.shown_path.replace("::", "/"))
-        return _tidy(_identity(path))
+            return _safe_parts(path.shown_path.replace("::", "/"))
+        return _safe_parts(_identity(path))
 
-    names = told_apart({path: name for name, path in named.values()}, full_path)
+    names = make_unique({path: name for name, path in named.values()}, full_path)
     samples = []
     for path, name in names.items():
         inside = split_member(path)
@@ -82,10 +82,10 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Raise a UsageError, before any other work, for a path that leads to no file."""
     for argument in arguments:
         if argument != "-" and not is_url(argument) and not os.path.exists(argument):  # noqa: PTH110 - takes any name
-            _expand(argument, False, None)
+            _files_of_argument(argument, False, None)
 
 
-def _tidy(name: str) -> list[str]:
+def _safe_parts(name: str) -> list[str]:
     """The parts of a name, without `..` and empty ones: a name becomes a path in the run
     directory."""
     return [part for part in name.split("/") if part not in ("", "..")]
@@ -103,7 +103,9 @@ def _identity(path: FilePath) -> str:
     return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
 
 
-def _expand(argument: str, nul_separated: bool, outside: Path | None) -> list[Named]:
+def _files_of_argument(
+    argument: str, nul_separated: bool, outside: Path | None
+) -> list[Named]:
     """The files that an argument stands for, at least one. The other parameters are those of
     `find_samples`.
 
@@ -115,22 +117,22 @@ def _expand(argument: str, nul_separated: bool, outside: Path | None) -> list[Na
         return _listed_on_stdin(nul_separated)
     if is_url(argument):
         try:
-            return _in_store(argument)
+            return _files_in_store(argument)
         except FileError as error:
             url = quoted(str(Url(argument)))
             raise FileError(f"{url}: {error.message}", error.hint) from error
     path = Path(argument)
     inside = split_member(path)
     if inside is not None:
-        return _in_archive(argument, *inside)
+        return _files_in_archive(argument, *inside)
     if os.path.exists(path):  # noqa: PTH110 - takes any name
         if path.is_dir():
-            return _in_folder(path, outside)
+            return _images_in_folder(path, outside)
         if decode.ARCHIVE_NAME.fullmatch(path.name):
-            return _in_archive(argument, path)
+            return _files_in_archive(argument, path)
         return [Named(path.name, path)]
     if glob.has_magic(argument):
-        return _matching(argument, path)
+        return _files_of_glob(argument, path)
     raise missing_file(f"no image {argument!r}: no such file or folder", argument)
 
 
@@ -162,7 +164,7 @@ def _listed_on_stdin(nul_separated: bool) -> list[Named]:
     return named
 
 
-def _matching(pattern: str, path: Path) -> list[Named]:
+def _files_of_glob(pattern: str, path: Path) -> list[Named]:
     """The files that a glob matches. Their names are relative to the folders before the first
     wildcard: `a.png` for `photos/*.png`.
 
@@ -188,7 +190,7 @@ def _matching(pattern: str, path: Path) -> list[Named]:
     return named
 
 
-def _in_store(text: str) -> list[Named]:
+def _files_in_store(text: str) -> list[Named]:
     """The files that a URL leads to. It may be the URL of a file, a folder, a glob, an
     archive, or a file in an archive.
 
@@ -202,10 +204,10 @@ def _in_store(text: str) -> list[Named]:
         archive = Url.of_file(archive_text)
         if decode.ARCHIVE_NAME.fullmatch(archive.name):
             inside = decode.member(archive, member)
-            return _in_archive(str(inside), archive, decode.member_name(member))
+            return _files_in_archive(str(inside), archive, decode.member_name(member))
     url = Url.of_file(text)
     if decode.ARCHIVE_NAME.fullmatch(url.name):
-        return _in_archive(str(url), url)
+        return _files_in_archive(str(url), url)
     # a web server has no list of files, and `?` in its URLs is no wildcard
     if url.is_web:
         if text.endswith("/"):
@@ -214,7 +216,7 @@ def _in_store(text: str) -> list[Named]:
             )
         return [Named(url.name, url)]
     if glob.has_magic(url.shown_path):
-        named = [Named(name, file) for name, file in urls.matching(url)]
+        named = [Named(name, file) for name, file in urls.files_matching(url)]
         if not named:
             raise UsageError(
                 f"no image matches {quoted(str(url))!r}", "check the pattern"
@@ -227,7 +229,7 @@ def _in_store(text: str) -> list[Named]:
         for name, file in urls.files_below(url)
         if not decode.is_hidden(name)
     ]
-    return _images(f"folder {str(url)!r}", visible)
+    return _only_images(f"folder {str(url)!r}", visible)
 
 
 def _is_folder_of_store(text: str, url: Url) -> bool:
@@ -247,7 +249,7 @@ def _is_folder_of_store(text: str, url: Url) -> bool:
     return is_folder
 
 
-def _images(title: str, named: Sequence[Named]) -> list[Named]:
+def _only_images(title: str, named: Sequence[Named]) -> list[Named]:
     """The files that have a suffix of images.
 
     Args:
@@ -267,7 +269,7 @@ def _images(title: str, named: Sequence[Named]) -> list[Named]:
     return images
 
 
-def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
+def _images_in_folder(folder: Path, outside: Path | None) -> list[Named]:
     """The images in a folder and in all folders below it. Left out are those in the run
     directory, and links to files outside of the folder, which a stranger may have put
     there.
@@ -306,7 +308,7 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
             links[0].as_posix(),
             folder,
         )
-    return _images(f"folder {str(folder)!r}", named)
+    return _only_images(f"folder {str(folder)!r}", named)
 
 
 def _leads_out(path: Path, folder: Path) -> bool:
@@ -315,7 +317,7 @@ def _leads_out(path: Path, folder: Path) -> bool:
     return is_link_to_file and not real(path).is_relative_to(folder)
 
 
-def _in_archive(
+def _files_in_archive(
     argument: str, archive: FilePath, name: str | None = None
 ) -> list[Named]:
     """One file of an archive, or all its images.
@@ -346,14 +348,14 @@ def _in_archive(
             for member in names
             if not decode.is_hidden(member)
         ]
-        return _images(f"archive {str(archive)!r}", named)
+        return _only_images(f"archive {str(archive)!r}", named)
     if name not in names:
         message = f"no image {argument!r}: nothing in the archive is called so"
         raise UsageError(message, f"{str(archive)!r} alone takes all its images")
     return [Named(name, decode.member(archive, name))]
 
 
-def told_apart(
+def make_unique(
     names: Mapping[Key, str], full_path: Callable[[Key], Sequence[str]]
 ) -> dict[Key, str]:
     """Make names unique, also if upper and lower case do not count. In each round, names that
@@ -393,17 +395,17 @@ def told_apart(
 # ---------------------------------------------------------------------
 
 
-def clips(samples: Sequence[Sample]) -> list[Sample]:
+def join_clips(samples: Sequence[Sample]) -> list[Sample]:
     """Join samples to clips. The pictures of a folder become the frames of one clip, in the
     order of the numbers in their names. A video or an animation stays a clip of its own,
     and an array a volume."""
     folders: dict[PurePath, list[Sample]] = {}
     joined = []
     for sample in samples:
-        if _is_whole(sample.path):
+        if _is_whole_clip(sample.path):
             joined.append(sample)
         else:
-            folders.setdefault(_absolute(sample.path).parent, []).append(sample)
+            folders.setdefault(_absolute_path(sample.path).parent, []).append(sample)
     for folder, frames in folders.items():
         ordered = sorted(frames, key=_numbers_of)
         # the folder's path within the argument; if the argument is the folder, its name
@@ -414,17 +416,17 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
 
     def full_path(index: int) -> tuple[str, ...]:
         """The parts of the path of a clip's folder, or of its only file."""
-        path = _absolute(joined[index].path)
+        path = _absolute_path(joined[index].path)
         is_folder = len(joined[index].paths) > 1
         return (path.parent if is_folder else path).parts[1:]
 
-    names = told_apart(
+    names = make_unique(
         {index: clip.name for index, clip in enumerate(joined)}, full_path
     )
     return [replace(clip, name=names[index]) for index, clip in enumerate(joined)]
 
 
-def _absolute(path: FilePath) -> PurePath:
+def _absolute_path(path: FilePath) -> PurePath:
     """The absolute path of a file; for a file in a store, its path in the store."""
     if isinstance(path, Url):
         return PurePosixPath("/", path.shown_path)
@@ -437,7 +439,7 @@ def _numbers_of(frame: Sample) -> list[tuple[int, str]]:
     return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
 
 
-def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
+def split_videos(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Replace each sample that is a video file by `count` samples, each for one of its
     frames: `clip.mp4/00`, `clip.mp4/01`, ..."""
     images = []
@@ -460,7 +462,7 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
     return images
 
 
-def _is_whole(path: FilePath) -> bool:
+def _is_whole_clip(path: FilePath) -> bool:
     """Whether a file is a whole clip or volume. False for one frame of a clip, and for a
     file that cannot be read."""
     try:
@@ -473,7 +475,7 @@ def _is_whole(path: FilePath) -> bool:
         return False
 
 
-def in_groups(samples: Sequence[Sample], count: int) -> list[Sample]:
+def join_groups(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Join each `count` consecutive samples to one, named `a.png+b.png`.
 
     Raises:

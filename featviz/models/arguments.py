@@ -296,7 +296,7 @@ def _picklable(value: Any) -> Any:
     return value
 
 
-def feed(
+def add_hooks(
     module: nn.Module,
     preprocess: Preprocess,
     transform: UserTransform | None,
@@ -377,7 +377,7 @@ def _adding_hook(
         """The forward-pre-hook: it returns the call's arguments and the user's."""
         added = {}
         for name, key, value, _ in on_device:
-            copied = args[0] if value is IMAGE else _copied(value, args)
+            copied = args[0] if value is IMAGE else _copy_for_call(value, args)
             if key is None:
                 added[name] = copied
             else:
@@ -393,7 +393,7 @@ def _adding_hook(
     return add
 
 
-def _copied(value: Any, args: Sequence[Any]) -> Any:
+def _copy_for_call(value: Any, args: Sequence[Any]) -> Any:
     """A copy of a value for one call, since the model may change it.
 
     Args:

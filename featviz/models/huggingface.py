@@ -130,19 +130,19 @@ def _load_architecture(
         "kind": "huggingface",
         "name": folder.resolve().name,
         "arch": architecture,
-        **weights.record(path),
+        **weights.file_record(path),
     }
     if state_dict.steps:
         record["taken"] = list(state_dict.steps)
     return Loaded(
-        _taking_images(module, architecture),
+        _image_module(module, architecture),
         record,
         entry=from_transformers(folder, config),
         input=FixedInput(size=image_size(config)),
     )
 
 
-def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
+def _image_module(module: nn.Module, architecture: str) -> nn.Module:
     """A module whose forward takes an image first: the model itself, or its vision tower.
 
     Args:
@@ -156,7 +156,7 @@ def _taking_images(module: nn.Module, architecture: str) -> nn.Module:
     if first == _IMAGE:
         return module
     if not hasattr(module, "vision_model"):
-        raise _no_image(architecture, first)
+        raise _no_image_error(architecture, first)
     log.info("%s is run by its vision tower (get_image_features)", architecture)
     return ImageTower(module)
 
@@ -356,7 +356,7 @@ def _model_class(config_file: str, name: str, library: Any) -> Any:
         )
     first = list(inspect.signature(model_class.forward).parameters)[1]
     if first != _IMAGE and not hasattr(model_class, "get_image_features"):
-        raise _no_image(name, first)
+        raise _no_image_error(name, first)
     return model_class
 
 
@@ -370,7 +370,7 @@ def _is_model_of(library: Any, value: Any) -> bool:
     return is_own and getattr(value, "config_class", None) is not None
 
 
-def _no_image(name: str, first: str) -> LoadError:
+def _no_image_error(name: str, first: str) -> LoadError:
     """The error for a model whose forward does not take an image first.
 
     Args:

@@ -197,7 +197,7 @@ class Unpickler(pickle._Unpickler):
                     "a persistent id that is none of torch.save's"
                 )
 
-    def _refused(self) -> None:
+    def _refuse(self) -> None:
         """PERSID, EXT1, EXT2, EXT4: refuse."""
         raise pickle.UnpicklingError("an instruction that looks into a registry")
 
@@ -212,10 +212,10 @@ class Unpickler(pickle._Unpickler):
         pickle.FROZENSET[0]: _frozenset,
         pickle.BYTEARRAY8[0]: _bytearray,
         pickle.BINPERSID[0]: _persistent,
-        pickle.PERSID[0]: _refused,
-        pickle.EXT1[0]: _refused,
-        pickle.EXT2[0]: _refused,
-        pickle.EXT4[0]: _refused,
+        pickle.PERSID[0]: _refuse,
+        pickle.EXT1[0]: _refuse,
+        pickle.EXT2[0]: _refuse,
+        pickle.EXT4[0]: _refuse,
     }
 
 

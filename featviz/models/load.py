@@ -58,7 +58,7 @@ from featviz.models.sources import (
     load_source,
     sniff,
     source_of,
-    unknown_name,
+    unknown_name_error,
 )
 from featviz.options import InputOptions, ModelOptions
 from featviz.text import did_you_mean, first_line, listed, printable, quoted
@@ -161,9 +161,9 @@ def _on_device(module: nn.Module, spec: str, device: torch.device) -> nn.Module:
             itself.
     """
     refuse_meta(module)
-    # in a file a wrapper may contain itself, and `unwrapped` recurses without end
+    # in a file a wrapper may contain itself, and `unwrap` recurses without end
     with weights.as_load_errors(Path(spec)):
-        module = weights.unwrapped(module)
+        module = weights.unwrap(module)
     dtypes = {tensor.dtype for tensor in [*module.parameters(), *module.buffers()]}
     # on a CPU, many operations do not work in half precision
     if device.type == "cpu" and dtypes & {torch.float16, torch.bfloat16}:
@@ -207,7 +207,7 @@ def _preprocess(
         preprocess = choose_preprocess(
             module, loaded.entry, inputs, loaded.input, forward_arguments
         )
-    preprocess, _ = arguments.feed(
+    preprocess, _ = arguments.add_hooks(
         module, preprocess, transform, forward_arguments, device
     )
     return preprocess
@@ -239,7 +239,7 @@ def adopt(
         raise UsageError(
             "forward_args as text is for a MODEL string", "forward_args={'t': 10}"
         )
-    module = weights.unwrapped(module)
+    module = weights.unwrap(module)
     _refuse_lazy(module)
     # the device is that of the first tensor; without any tensor it is the CPU
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
@@ -325,7 +325,7 @@ def fed(
         # an argument whose value the user gives is no image
         count = inputs.images_per_pass or images_per_forward(model.module, values)
         preprocess = replace(preprocess, inputs=count)
-    preprocess, hooks = arguments.feed(
+    preprocess, hooks = arguments.add_hooks(
         model.module, preprocess, transform, values, model.device
     )
     try:
@@ -417,7 +417,7 @@ def load_file(options: ModelOptions) -> Loaded:
             raise UsageError(
                 f"--model-arg @hparams {text}", "--arch net.py:CLASS names it"
             )
-        record = {"kind": "file", **weights.record(path)}
+        record = {"kind": "file", **weights.file_record(path)}
         if file_format == EXPORTED:
             device = pick_device(options.device)
             program, fixed = weights.read_program(path, options.trust, device)
@@ -535,7 +535,7 @@ def _load_recognised(
     loaded = weights.load_tensors(module, match.state_dict.tensors, message, options)
     record = {
         "kind": "file",
-        **weights.record(path),
+        **weights.file_record(path),
         "arch": name,
         **match.arguments,
         "taken": [*steps, loaded],
@@ -632,7 +632,7 @@ load_timm = load_torchvision
 
 
 @contextmanager
-def _random(seed: int) -> Iterator[None]:
+def _seeded(seed: int) -> Iterator[None]:
     """A context with random numbers of this seed. The caller's generator is not changed."""
     with torch.random.fork_rng(devices=()):  # models are made on the CPU
         torch.manual_seed(seed)
@@ -659,7 +659,7 @@ def _building(
     """
     try:
         # torch.hub says on stdout what it downloads, and stdout is only for results
-        with _random(seed), redirect_stdout(sys.stderr):
+        with _seeded(seed), redirect_stdout(sys.stderr):
             yield
     except (*_READING, TypeError, ValueError, AssertionError, KeyError) as error:
         if fetching is not None and isinstance(error, _READING):
@@ -762,7 +762,7 @@ def build_torchvision(
     from torchvision import models
 
     if name not in models.list_models():
-        raise unknown_name("torchvision", name, models.list_models())
+        raise unknown_name_error("torchvision", name, models.list_models())
     entries = models.get_model_weights(name)
     entry = _weights_entry(name, entries, weights_name)
     loading = {"weights": entry, "progress": sys.stderr.isatty()}
@@ -859,7 +859,7 @@ def _build_timm(
         LoadError: Where timm refuses the arguments, or the weights cannot be fetched.
     """
     timm = _timm()
-    tagged_name = _tagged(name, weights_name)
+    tagged_name = _full_timm_name(name, weights_name)
     pretrained = weights_name != "none"
     fetching = None
     if pretrained:
@@ -954,7 +954,7 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
         name: The name of the model.
         state_dicts: The weights, as `weights.stripped_variants` returns them.
     """
-    config = _timm().get_pretrained_cfg(_tagged(name, "none"))
+    config = _timm().get_pretrained_cfg(_full_timm_name(name, "none"))
     sizes = {}
     for argument, layer, axis, default in (
         ("num_classes", config.classifier, 0, config.num_classes),
@@ -985,7 +985,7 @@ def _timm() -> ModuleType:
         ) from error
 
 
-def _tagged(name: str, weights_name: str) -> str:
+def _full_timm_name(name: str, weights_name: str) -> str:
     """The full name of a timm model: `resnet18.a1_in1k`, or `resnet18` if no tag of weights is
     given.
 
@@ -1001,7 +1001,7 @@ def _tagged(name: str, weights_name: str) -> str:
     arch, _, tag = name.partition(".")
     # `hf-hub:user/name` would fetch a config, and build whatever it says
     if "/" in name or not timm.is_model(arch):
-        raise unknown_name("timm", name, timm.list_models(), "timm:")
+        raise unknown_name_error("timm", name, timm.list_models(), "timm:")
     if weights_name not in ("none", "default"):
         if tag and weights_name != tag:
             raise UsageError(
@@ -1039,7 +1039,7 @@ def load_factory(options: ModelOptions) -> Loaded:
     path = None
     if options.weights not in (None, "none"):
         path = Path(str(options.weights))
-    module, hparams = _made_by_code(options, path)
+    module, hparams = _make_by_code(options, path)
     name = source_of(spec).model_name(spec)
     if options.weights is None and any(True for _ in module.parameters()):
         log.warning(
@@ -1064,7 +1064,7 @@ def load_factory(options: ModelOptions) -> Loaded:
     return Loaded(module, record, classes=classes)
 
 
-def _made_by_code(
+def _make_by_code(
     options: ModelOptions, path: Path | None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Make a model by the user's code. Returns the model, and the hyper-parameters of a
@@ -1083,12 +1083,12 @@ def _made_by_code(
     hparams = {}
     if options.hparams:
         hparams = _hyper_parameters(path, options.trust)
-    with _random(options.seed):
+    with _seeded(options.seed):
         # the name may also be that of a module, which was made during the import
         module = imported_object(options.spec)
         if isinstance(module, nn.Module):
             return module, hparams
-        return _made_by_factory(module, hparams, options)
+        return _call_factory(module, hparams, options)
 
 
 def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
@@ -1118,7 +1118,7 @@ def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
     return hparams
 
 
-def _made_by_factory(
+def _call_factory(
     factory: Any, hparams: dict[str, Any], options: ModelOptions
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Call a factory. Returns the model, and the hyper-parameters with which the factory was

@@ -341,7 +341,7 @@ class _CallBuilder:
         for scoped in nodes:
             self.parents.update((scoped.modules or ())[:-1])
         self.taken_names: set[str] = set()
-        """The names that `_unique` has returned."""
+        """The names that `_unique_name` has returned."""
 
     def calls(self) -> list[LayerCall]:
         """The outermost calls, with those inside them. Call it once: a second time the
@@ -385,7 +385,7 @@ class _CallBuilder:
         """
         modules = self.nodes[stretch.start].modules or ()
         name = modules[depth]
-        leaving = self._leaving(stretch)
+        leaving = self._leaving_values(stretch)
         # if several values leave, the file does not show which of them the module returned
         maker = leaving[0] if len(leaving) == 1 else None
         # A module without modules is shown as its nodes. The node that makes its value gets
@@ -398,11 +398,11 @@ class _CallBuilder:
             return
         call = LayerCall(name, self.classes.get(name, MODULE))
         call.inner = list(self._calls_in(stretch, depth + 1))
-        if maker is not None and not self._goes_on(
+        if maker is not None and not self._is_piece_of_call(
             stretch, maker, modules[: depth + 1]
         ):
             call.outputs = (self._stand_in(maker.value),)
-            call.inputs = self._entering(stretch)
+            call.inputs = self._entering_values(stretch)
         yield call
 
     def _node_call(
@@ -420,13 +420,13 @@ class _CallBuilder:
         scoped = self.nodes[number]
         operator = scoped.proto.op_type
         if name is None and modules is None:
-            name = self._unique(scoped.proto.name or scoped.outputs[0])
+            name = self._unique_name(scoped.proto.name or scoped.outputs[0])
         elif name is None:
             name = "/".join((*modules[-1:], operator)) if modules else operator
         outputs = tuple(map(self._stand_in, scoped.outputs))
         return LayerCall(name, operator, scoped.inputs, outputs, node=scoped.proto)
 
-    def _unique(self, name: str) -> str:
+    def _unique_name(self, name: str) -> str:
         """A qualified name that this method has not returned before.
 
         Args:
@@ -448,7 +448,7 @@ class _CallBuilder:
         (see `GraphValues.stand_in`), else its own name."""
         return self.values.stand_in.get(value, value)
 
-    def _leaving(self, stretch: range) -> list[_Maker]:
+    def _leaving_values(self, stretch: range) -> list[_Maker]:
         """The values made in a stretch of nodes that nodes outside the stretch take, or that
         the graph returns."""
         leaving = []
@@ -459,7 +459,9 @@ class _CallBuilder:
                     leaving.append(_Maker(number, value))
         return leaving
 
-    def _goes_on(self, stretch: range, maker: _Maker, modules: tuple[str, ...]) -> bool:
+    def _is_piece_of_call(
+        self, stretch: range, maker: _Maker, modules: tuple[str, ...]
+    ) -> bool:
         """Whether a stretch is only a piece of a module's call: nodes of the same module
         that stand outside the stretch take its value.
 
@@ -473,7 +475,7 @@ class _CallBuilder:
             for number in self.users[maker.value]
         )
 
-    def _entering(self, stretch: range) -> tuple[str, ...]:
+    def _entering_values(self, stretch: range) -> tuple[str, ...]:
         """The names of the values that a stretch of nodes takes from outside."""
         made: set[str] = set()
         entering: dict[str, None] = {}

@@ -323,13 +323,13 @@ class OnnxModel(nn.Module):
             # calls inside are made, hooks see the outputs.
             # `vars` is used since a file may have a module called `body` in this layer, which
             # nn.Module would refuse to replace.
-            vars(module)["body"] = partial(self._body, call, values)
+            vars(module)["body"] = partial(self._layer_value, call, values)
             try:
                 module(*arguments)
             finally:
                 vars(module)["body"] = None
 
-    def _body(self, call: LayerCall, values: Mapping[str, Any]) -> Any:
+    def _layer_value(self, call: LayerCall, values: Mapping[str, Any]) -> Any:
         """`OnnxLayer.body` for a call: make the calls inside it, and return its value; a
         tuple if it has several."""
         self._call_layers(call.inner, values)
@@ -488,7 +488,7 @@ def load_onnx(path: Path) -> Loaded:
         ) from error
     model.calls, values = layer_calls(graph)
     _add_layers(model, values, {tensor.name: tensor for tensor in graph.initializer})
-    record = {"kind": "file", **weights.record(path), "runtime": RUNTIME}
+    record = {"kind": "file", **weights.file_record(path), "runtime": RUNTIME}
     images = [item for item in inputs if item.is_image]
     image = images[0] if images else inputs[0]
     entry = None
@@ -608,7 +608,7 @@ def _add_layers(
         if layer is None:
             layer = type(_class_name(call.type), (OnnxLayer,), {})()
             model.layers[call.name] = layer
-            _place(model, call.name, layer)
+            _put_layer(model, call.name, layer)
         if call.node is None:
             continue
         layer.operator = call.node.op_type
@@ -640,7 +640,7 @@ def _gives_channels_first(call: LayerCall, channels_first: Collection[str]) -> b
     )
 
 
-def _place(model: nn.Module, name: str, layer: nn.Module) -> None:
+def _put_layer(model: nn.Module, name: str, layer: nn.Module) -> None:
     """Put a layer into the model under its qualified name. Modules around it that do not
     exist yet are made, as empty containers. If such a container is already in the layer's
     place, the layer replaces it, and takes over the modules inside."""

@@ -98,9 +98,9 @@ class Chain:
                 to pad an array, or the library's function fails.
         """
         if self.library is not None:
-            self._resized_to(image.size[::-1])  # raises if it would become too large
+            self._resized_size(image.size[::-1])  # raises if it would become too large
             return self.library(image)
-        values = self._letterboxed(image) if self.stride else self._sized(image)
+        values = self._letterbox(image) if self.stride else self._resize_and_crop(image)
         # pictures stay bytes until here: resizing them rounds as torchvision does
         values = values if values.is_floating_point() else values.float() / 255
         values = (values.flip(0) if self.bgr else values)[None]
@@ -147,7 +147,7 @@ class Chain:
             steps.append(f"centre crop to multiples of {self.multiple}")
         return steps
 
-    def _sized(self, image: Image.Image | Raster) -> Tensor:
+    def _resize_and_crop(self, image: Image.Image | Raster) -> Tensor:
         """The numbers [C, H, W] of an image after resizing and cropping; bytes 0..255 if it
         is a picture."""
         picture: Image.Image | Tensor
@@ -158,17 +158,17 @@ class Chain:
         else:
             picture = to_tensor(image)
         height_width = image.size[::-1]
-        size = self._resized_to(height_width)
+        size = self._resized_size(height_width)
         if self.resize is not None and size != height_width:
-            picture = self._resized(picture, size)
-        crop = self._cropped_to(size)
+            picture = self._resize(picture, size)
+        crop = self._crop_size(size)
         if crop != size:
-            picture = _cropped(picture, size, crop)
+            picture = _crop_middle(picture, size, crop)
         if isinstance(picture, Tensor):
             return picture
         return to_tensor(picture)
 
-    def _resized(
+    def _resize(
         self, picture: Image.Image | Tensor, size: HeightWidth
     ) -> Image.Image | Tensor:
         """A picture in another size; its type stays the same.
@@ -189,7 +189,7 @@ class Chain:
             return resized
         return resized.clamp(0, 255).round().to(picture.dtype)
 
-    def _cropped_to(self, size: HeightWidth) -> HeightWidth:
+    def _crop_size(self, size: HeightWidth) -> HeightWidth:
         """The (height, width) of the crop: `crop`, or, if that is None, the largest multiples
         of `multiple` that fit into the resized image (at least one).
 
@@ -203,7 +203,7 @@ class Chain:
         )
         return height, width
 
-    def _letterboxed(self, image: Image.Image | Raster) -> Tensor:
+    def _letterbox(self, image: Image.Image | Raster) -> Tensor:
         """The bytes [C, H, W] of an image, resized and padded by Ultralytics.
 
         Raises:
@@ -240,12 +240,12 @@ class Chain:
             size: Width and height of the image.
         """
         # LetterBox pads a white image with grey, so white shows where the image lies
-        white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
+        white = self._letterbox(Image.new("L", size, 255))[0].numpy() == 255
         rows = np.flatnonzero(white.any(axis=1))
         columns = np.flatnonzero(white.any(axis=0))
         return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
 
-    def placed(self, size: tuple[int, int], input_size: HeightWidth) -> Window:
+    def window_in_input(self, size: tuple[int, int], input_size: HeightWidth) -> Window:
         """The rectangle of an image in the input. If the image is cropped, the rectangle goes
         beyond the input's edges. For a library's own function it is the whole input.
 
@@ -258,13 +258,13 @@ class Chain:
         # it is not known whether the library's function crops
         if self.library is not None:
             return Window(0, 0, *input_size)
-        height, width = self._resized_to(size[::-1])
-        crop = self._cropped_to((height, width))
+        height, width = self._resized_size(size[::-1])
+        crop = self._crop_size((height, width))
         return Window(
             -_margin(height, crop[0]), -_margin(width, crop[1]), height, width
         )
 
-    def _resized_to(self, size: HeightWidth) -> HeightWidth:
+    def _resized_size(self, size: HeightWidth) -> HeightWidth:
         """The (height, width) of an image after resizing; the longer side is rounded down.
 
         Args:
@@ -295,7 +295,7 @@ def _both_sides(size: Size) -> HeightWidth:
     return size
 
 
-def _cropped(
+def _crop_middle(
     picture: Image.Image | Tensor, size: HeightWidth, crop: HeightWidth
 ) -> Image.Image | Tensor:
     """The middle of a picture. If the picture is smaller than the crop, zeros are added
@@ -394,7 +394,7 @@ class Preprocess:
         else:
             tensors = [self.tensor(image) for image in images]
             if self.frames is not None and tensors[0].ndim == 4:
-                tensors = [_stacked(tensors, self.time_axis)]
+                tensors = [_stack(tensors, self.time_axis)]
         return [
             tensor.to(self.dtype) if tensor.is_floating_point() else tensor
             for tensor in tensors
@@ -430,7 +430,7 @@ class Preprocess:
         if image.values.ndim == 3:
             return self.chain(image)
         slices = image.values.swapaxes(0, 1)
-        return _stacked([self.chain(replace(image, values=v)) for v in slices], 2)
+        return _stack([self.chain(replace(image, values=v)) for v in slices], 2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
         """The `pictures` side by side, [1, C, H, W]; zeros fill the space below pictures that
@@ -492,7 +492,7 @@ class Preprocess:
         # the chain is run on an image, since its steps decide the shape
         image = torch.zeros_like(self.tensor(self.empty()), dtype=self.dtype)
         if self.frames is not None:
-            image = _stacked([image] * self.frames, self.time_axis)
+            image = _stack([image] * self.frames, self.time_axis)
         return [image] * self.inputs
 
     def empty(self) -> Image.Image | Raster:
@@ -571,7 +571,7 @@ def input_dtype(module: nn.Module) -> torch.dtype:
     return torch.float32
 
 
-def _stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
+def _stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Stack frames or slices [1, C, H, W] to a clip or a volume: [1, C, T, H, W] for axis 2,
     [1, T, C, H, W] for axis 1.
 

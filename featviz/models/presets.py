@@ -69,7 +69,7 @@ def choose_preprocess(
         fixed = FixedInput(size=_size_of_transformers(module))
     chain, guessed = _choose_chain(module, entry, options, fixed)
     guessed = _left_to_guess(guessed, options)
-    chain = _changed(_in_image_size(chain, module), options)
+    chain = _change_steps(_crop_to_image_size(chain, module), options)
     _check_chain(chain, options)
     size_is_known = bool(options.size or options.crop or fixed.size or chain.stride)
     return Preprocess(
@@ -105,12 +105,12 @@ def _choose_chain(
     preset = options.preset
     guessed = None
     if preset is None:
-        library = _of_library(module, entry)
+        library = _library_chain(module, entry)
         # a library's chain is for its own channels; a changed model may take others
         if library is not None and library.channels == channels:
             return _ChosenChain(library)
         preset = guessed = "imagenet" if channels == 3 else "none"
-    return _ChosenChain(_of_preset(preset, channels, module, fixed.size), guessed)
+    return _ChosenChain(_preset_chain(preset, channels, module, fixed.size), guessed)
 
 
 def _left_to_guess(preset: str | None, options: InputOptions) -> str | None:
@@ -136,7 +136,7 @@ def _clip_frames(module: nn.Module, options: InputOptions) -> int | None:
     return options.frames or frames or _FRAMES
 
 
-def _in_image_size(chain: Chain, module: nn.Module) -> Chain:
+def _crop_to_image_size(chain: Chain, module: nn.Module) -> Chain:
     """A chain that crops to the only size that a vision transformer of torchvision takes.
     For any other module the chain is returned as it is."""
     image_size = getattr(module, "image_size", None)
@@ -146,7 +146,7 @@ def _in_image_size(chain: Chain, module: nn.Module) -> Chain:
     return replace(chain, resize=image_size, crop=image_size, library=None)
 
 
-def _of_library(module: nn.Module, entry: Any) -> Chain | None:
+def _library_chain(module: nn.Module, entry: Any) -> Chain | None:
     """How a model's library prepares images; None if the library does not say.
 
     Args:
@@ -169,7 +169,7 @@ def _of_library(module: nn.Module, entry: Any) -> Chain | None:
     return None
 
 
-def _changed(chain: Chain, options: InputOptions) -> Chain:
+def _change_steps(chain: Chain, options: InputOptions) -> Chain:
     """A chain whose size, crop, mean, std and interpolation are replaced by those that the
     user gives."""
     # LetterBox cannot resize to (height, width) or crop: such a chain goes without it
@@ -279,7 +279,7 @@ def first_features(module: nn.Module) -> int | None:
     return None
 
 
-def _of_preset(
+def _preset_chain(
     name: str, channels: int, module: nn.Module, size: HeightWidth | None
 ) -> Chain:
     """A preset as a chain for one model.
@@ -639,7 +639,7 @@ def _processor(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     return processor_class.from_dict(content)
 
 
-def _processed(processor: Any, image: Image.Image | Raster) -> Tensor:
+def _process(processor: Any, image: Image.Image | Raster) -> Tensor:
     """Prepare an image by a processor; returns the input, float32 [1, C, H, W].
 
     Args:
@@ -688,10 +688,10 @@ def _measured_chain(processor: Any, channels: int) -> Chain:
     """
     width, height = FALLBACK_SIZE
     mode = "L" if channels == 1 else "RGB"
-    black = _processed(processor, Image.new(mode, (width, height), 0))
-    white = _processed(processor, Image.new(mode, (width, height), "white"))
+    black = _process(processor, Image.new(mode, (width, height), 0))
+    white = _process(processor, Image.new(mode, (width, height), "white"))
     # its output has another size only if the image decides the size
-    narrow = _processed(processor, Image.new(mode, (width, height * 3 // 4), 0))
+    narrow = _process(processor, Image.new(mode, (width, height * 3 // 4), 0))
     if black.shape[1] != channels:
         raise ValueError(
             f"it gives {counted(black.shape[1], 'channel')}, and the model takes"
@@ -705,7 +705,7 @@ def _measured_chain(processor: Any, channels: int) -> Chain:
         channels=channels,
         interpolation=_RESAMPLE[settings["resample"]],
         bgr=bool(settings.get("do_flip_channel_order")),
-        library=partial(_processed, processor),
+        library=partial(_process, processor),
     )
     step = f"by {type(processor).__name__}"
     shortest_edge = settings["size"].get("shortest_edge")
@@ -738,8 +738,8 @@ def _normalisation(
     span = _middle_pixel(white) - low
     if not (np.isfinite(span).all() and span.all()):
         raise ValueError("it does not tell black from white")
-    std = _rounded(1 / span)
-    mean = _rounded(-low / span)
+    std = _round_numbers(1 / span)
+    mean = _round_numbers(-low / span)
     if set(std) == {1.0} and set(mean) == {0.0}:
         return None, None
     return mean, std
@@ -751,7 +751,7 @@ def _middle_pixel(values: Tensor) -> np.ndarray:
     return middle.double().numpy()
 
 
-def _rounded(values: np.ndarray) -> tuple[float, ...]:
+def _round_numbers(values: np.ndarray) -> tuple[float, ...]:
     """The numbers, each rounded to six digits."""
     # adding 0.0 makes -0.0 plain 0.0
     return tuple(float(f"{value:.6g}") + 0.0 for value in values)

@@ -163,7 +163,7 @@ def rebuild(content: Any) -> Any:
     value = builder.build(content)
     # without weights the file is of no use, and what was left out says why
     if builder.reasons and not builder.has_weights():
-        raise _joined(builder.reasons)
+        raise _join_errors(builder.reasons)
     reasons = {
         name for error in builder.reasons for name in error.names or [str(error)]
     }
@@ -178,7 +178,7 @@ def is_missing_from_library(name: str) -> bool:
     if not name.startswith(_OPTIONAL) or not _NAME.fullmatch(name):
         return False
     try:
-        _imported(name)
+        _import_name(name)
     except (ImportError, AttributeError):
         return True
     return False
@@ -242,12 +242,12 @@ class Builder:
         """
         try:
             if type(value) in (list, tuple):
-                return type(value)(self.elements(value))
+                return type(value)(self.build_elements(value))
             if type(value) is Name:
-                return _named(value.text)
+                return _value_of_name(value.text)
             if type(value) is Made:
-                return self.called(value)
-            raise _needs([_name_of(value)])
+                return self.build_call(value)
+            raise _needs_error([_name_of(value)])
         except (UnusableTensorError, FeatvizError, RecursionError):
             raise
         except RefusedError as error:
@@ -256,7 +256,7 @@ class Builder:
             reason = quoted(error)
             return RefusedError(f"holds a broken {_name_of(value)}: {reason}")
 
-    def called(self, made: Made) -> Any:
+    def build_call(self, made: Made) -> Any:
         """The value of a call in a file, such as an object of a class. The function or class
         that is called must be on one of the lists. If it is on none, a module becomes an
         UnbuiltModule, and a dict of another class a plain dict.
@@ -271,11 +271,11 @@ class Builder:
         if name in _BY_ARGUMENTS:
             # functools.partial and numpy's arrays have their arguments in a state, a tuple
             state = made.states[-1] if made.states else made.arguments
-            return _BY_ARGUMENTS[name](*self.elements(state))
+            return _BY_ARGUMENTS[name](*self.build_elements(state))
         if name in _ENUMS:
-            return _imported(name)(*made.arguments)
+            return _import_name(name)(*made.arguments)
         if name in _HELPERS:
-            return self._object(made, _imported(name))
+            return self._object(made, _import_name(name))
         # arguments would mean a call of the constructor, which torch.save never writes
         module_class = None if made.arguments else _module_class(name)
         state = made.states[-1] if made.states else None
@@ -284,12 +284,12 @@ class Builder:
         if name.startswith("torch._utils._rebuild"):
             raise RefusedError(f"holds a tensor that is not plain ({name})")
         if not made.pairs:
-            raise _needs([name])
+            raise _needs_error([name])
         # a dict of an unknown class is replaced by a plain one, except inside a module
-        self.reasons.append(_needs([name]))
-        return self.mapping(made)
+        self.reasons.append(_needs_error([name]))
+        return self.build_dict(made)
 
-    def elements(self, values: Iterable[Any]) -> list[Any]:
+    def build_elements(self, values: Iterable[Any]) -> list[Any]:
         """The values of several stand-ins; None for each value that is left out.
 
         Raises:
@@ -304,7 +304,7 @@ class Builder:
                 self._leave_out(error)
         return built
 
-    def mapping(self, made: Made) -> dict[Any, Any]:
+    def build_dict(self, made: Made) -> dict[Any, Any]:
         """The value of a dict of any class: a plain dict, without values that are left out.
 
         Raises:
@@ -317,12 +317,12 @@ class Builder:
             pairs[:0] = argument if type(argument) is list else _pairs(argument)
         for key, value in pairs:
             try:
-                built[self.key(key)] = self.build(value)
+                built[self.build_key(key)] = self.build(value)
             except RefusedError as error:
                 self._leave_out(error)
         return built
 
-    def key(self, value: Any) -> Any:
+    def build_key(self, value: Any) -> Any:
         """The value of a key of a dict, or of an element of a set: a number, a text, or a
         tuple of these. Anything else is refused, since its hash could recurse too deep.
 
@@ -362,7 +362,7 @@ class Builder:
         before = len(self.reasons)
         try:
             if module_class is None:
-                raise _needs([made.maker.text])
+                raise _needs_error([made.maker.text])
             module: nn.Module = self._object(made, module_class)
             # a value that was left out of it adds a reason, also if it was met before
             if len(self.reasons) == before:
@@ -370,7 +370,7 @@ class Builder:
                 return module
         except RefusedError as error:
             self._leave_out(error)
-        refusal = _joined(self.reasons[before:])
+        refusal = _join_errors(self.reasons[before:])
         state = self.build(made.states[-1]) if made.states else {}
         return UnbuiltModule(state or {}, refusal)
 
@@ -402,7 +402,7 @@ class Builder:
             # this method was reviewed (_SETTERS): it fills in what older files lack
             built.__setstate__(attributes)  # type: ignore[no-untyped-call]
         except Exception as error:
-            raise _broken(made_class) from error
+            raise _broken_error(made_class) from error
         return built
 
 
@@ -450,16 +450,16 @@ def _check_module(module: nn.Module) -> None:
         module._save_to_state_dict({}, "", keep_vars=True)
         # this is what `.to` does, but it changes no tensor
         if type(module)._apply is nn.Module._apply:
-            module._apply(_itself, recurse=False)  # type: ignore[no-untyped-call]
+            module._apply(_unchanged, recurse=False)  # type: ignore[no-untyped-call]
         else:  # nn.LSTM lists its weights anew, Ultralytics changes its head, too
             module.to(non_blocking=False)
         # extra_repr reads the layer's settings, which forward needs, too
         module.extra_repr()
     except Exception as error:  # a state that is made up can raise anything
-        raise _broken(type(module)) from error
+        raise _broken_error(type(module)) from error
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _unchanged(tensor: Tensor) -> Tensor:
     """Return the argument unchanged."""
     return tensor
 
@@ -514,7 +514,7 @@ def _check_contents(module_class: type, group: str, contents: Any) -> None:
                 f"holds a {module_class.__name__} with a module of an impossible name"
             )
         if content is not None and not isinstance(content, _CONTENTS[group]):
-            raise _broken(module_class)
+            raise _broken_error(module_class)
 
 
 def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
@@ -542,7 +542,7 @@ def _refuse_shadow(made_class: type, name: Any, value: Any) -> None:
         )
 
 
-def _broken(module_class: type) -> RefusedError:
+def _broken_error(module_class: type) -> RefusedError:
     """The error for a module whose attributes no constructor would have made."""
     return RefusedError(
         f"holds a broken {module_class.__name__}: it lacks parts of an"
@@ -554,16 +554,16 @@ def _broken(module_class: type) -> RefusedError:
 # -----------------------------------------------------------------------------------------
 
 
-def _joined(errors: Sequence[RefusedError]) -> RefusedError:
+def _join_errors(errors: Sequence[RefusedError]) -> RefusedError:
     """Join several errors to one, which has all names that they need. If they need no names,
     return the first error."""
     names = {name for error in errors for name in error.names}
     if names:
-        return _needs(names)
+        return _needs_error(names)
     return errors[0]
 
 
-def _needs(names: Iterable[str]) -> RefusedError:
+def _needs_error(names: Iterable[str]) -> RefusedError:
     """The error for names that are on no list."""
     text = listed([*map(quoted, sorted(names))], 20)
     return RefusedError(
@@ -579,7 +579,7 @@ def _name_of(value: Any) -> str:
     return type(value).__name__
 
 
-def _named(name: str) -> Any:
+def _value_of_name(name: str) -> Any:
     """The value of a name in a file that is not called there: a dtype of torch, a function of
     _FUNCTIONS, or a KeptClass for a class of modules.
 
@@ -590,10 +590,10 @@ def _named(name: str) -> Any:
     if type(dtype) is torch.dtype:
         return dtype
     if name in _FUNCTIONS:
-        return _imported(name)
+        return _import_name(name)
     kept = _module_class(name)
     if kept is None:
-        raise _needs([name])
+        raise _needs_error([name])
     return KeptClass(kept.__name__, (), {})
 
 
@@ -606,7 +606,7 @@ def _module_class(name: str) -> Any:
     if name not in _MODULES and not is_below:
         return None
     try:
-        module_class = _imported(name)
+        module_class = _import_name(name)
     except (ImportError, AttributeError):
         return None
     if type(module_class) is not type or not issubclass(module_class, nn.Module):
@@ -623,7 +623,7 @@ def _module_class(name: str) -> Any:
     return None
 
 
-def _imported(name: str) -> Any:
+def _import_name(name: str) -> Any:
     """Import the class or function with a name. It must be one of the lists above, since
     importing can run code.
 
@@ -713,7 +713,7 @@ def _typed_tensor(builder: Builder, made: Made) -> Any:
     """The tensor of a call of `_rebuild_from_type_v2`. The arguments of that are a function
     that makes a tensor, a class of tensors, the function's arguments, and attributes. The
     class and the attributes are left out."""
-    return builder.called(Made(made.arguments[0], made.arguments[2]))
+    return builder.build_call(Made(made.arguments[0], made.arguments[2]))
 
 
 def _bytes(content: str | bytes = b"", encoding: str = "latin1") -> bytes:
@@ -805,17 +805,17 @@ def _attribute(builder: Builder, made: Made) -> Any:
     if type(owner) is Made and name in _OWN_FORWARDS:
         return OwnForward(owner, name)
     if type(owner) is Name and f"{owner.text}.{name}" in _FUNCTIONS:
-        return _imported(f"{owner.text}.{name}")
+        return _import_name(f"{owner.text}.{name}")
     # as Python 3.11 writes a member of an enumeration
     if type(owner) is Name and owner.text in _ENUMS:
-        return _imported(owner.text).__members__[name]
-    raise _needs(["builtins.getattr"])
+        return _import_name(owner.text).__members__[name]
+    raise _needs_error(["builtins.getattr"])
 
 
 def _set(builder: Builder, made: Made) -> set[Any]:
     """The value of a set. Its elements are items that were added, or in its argument."""
     items = itertools.chain(made.items, *made.arguments)
-    return {builder.key(item) for item in items}
+    return {builder.build_key(item) for item in items}
 
 
 def _namespace(builder: Builder, made: Made) -> SimpleNamespace:
@@ -825,13 +825,13 @@ def _namespace(builder: Builder, made: Made) -> SimpleNamespace:
 
 _BY_STAND_IN: dict[str, Callable[[Builder, Made], Any]] = {
     "argparse.Namespace": _namespace,
-    "builtins.dict": Builder.mapping,
+    "builtins.dict": Builder.build_dict,
     "builtins.frozenset": _set,
     "builtins.getattr": _attribute,
     "builtins.set": _set,
-    "collections.Counter": Builder.mapping,
-    "collections.OrderedDict": Builder.mapping,
-    "collections.defaultdict": Builder.mapping,
+    "collections.Counter": Builder.build_dict,
+    "collections.OrderedDict": Builder.build_dict,
+    "collections.defaultdict": Builder.build_dict,
     "numpy.dtype": _number_type,
     "torch._tensor._rebuild_from_type_v2": _typed_tensor,
     "torch._utils._rebuild_parameter": _parameter,

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featviz.errors import LoadError, UsageError
-from featviz.files import missing_file, misspelt, real
+from featviz.files import missing_file, real, similar_path
 from featviz.options import ModelOptions
 from featviz.text import did_you_mean, listed, quoted
 
@@ -206,7 +206,7 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     """
     if spec.endswith(".py") and Path(spec).is_file():
         hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
-        raise _unknown(
+        raise _unknown_error(
             f"{option} {spec!r} is code", spec, _classes_in(Path(spec)), hint
         )
     # a prefix wins over a file with the same name
@@ -307,10 +307,10 @@ def _check_name(spec: str, source: ModelSource) -> None:
     for file in (Path(package.origin).parent / "models").rglob("*.py"):
         if builder.search(file.read_text("utf-8")):
             return
-    raise unknown_name("torchvision", name, names, typed_prefix)
+    raise unknown_name_error("torchvision", name, names, typed_prefix)
 
 
-def unknown_name(
+def unknown_name_error(
     library: str, name: str, names: Sequence[str], prefix: str = ""
 ) -> UsageError:
     """The error for a model that a library does not have. Its hint has the most similar names.
@@ -332,10 +332,10 @@ def unknown_name(
     hint = f"a name such as {prefix}resnet18"
     if not is_timm and name.isidentifier():
         hint += f", or FILE.py:{name} for a class of your own"
-    return _unknown(message, f"{prefix}{name}", near, hint)
+    return _unknown_error(message, f"{prefix}{name}", near, hint)
 
 
-def _unknown(
+def _unknown_error(
     message: str, spec: str, near: Sequence[str], otherwise: str
 ) -> UsageError:
     """The error for an unknown MODEL string.
@@ -525,7 +525,7 @@ def _user_module(module: str, spec: str) -> ModuleType:
     is_file = module.endswith(".py")
     if is_file and not Path(module).is_file():
         message = f"no file {module!r} for {spec!r}"
-        near = misspelt(Path(module))
+        near = similar_path(Path(module))
         if near is None or near.suffix != ".py":
             raise UsageError(message, "check the path")
         corrected = f"{near}{spec.removeprefix(module)}"
@@ -534,7 +534,7 @@ def _user_module(module: str, spec: str) -> ModuleType:
         )
     try:
         if is_file:
-            return _from_file(Path(module))
+            return _run_file(Path(module))
         with importable():
             return import_module(module)
     except (Exception, SystemExit) as error:
@@ -574,7 +574,7 @@ def importable(*folders: Path) -> Iterator[None]:
         raise
 
 
-def _from_file(path: Path) -> ModuleType:
+def _run_file(path: Path) -> ModuleType:
     """Run a Python file, and return it as a module. Each call runs the file again. Files with
     the same name in two folders are two modules. The file's folder stays on `sys.path`.
 

@@ -55,7 +55,7 @@ with a likely name would be copied as it stands."""
 # -------------------------------------------------------------------------------------------
 
 
-def record(path: Path) -> dict[str, Any]:
+def file_record(path: Path) -> dict[str, Any]:
     """What run.json says of a file: its name without folders, and its sha256."""
     with path.open("rb") as file:
         return {
@@ -76,9 +76,9 @@ def as_load_errors(path: Path) -> Iterator[None]:
     except FeatvizError:
         raise
     except RefusedError as error:
-        raise _refused(path, error) from error
+        raise _refusal_error(path, error) from error
     except Exception as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
 
 
 def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
@@ -132,7 +132,7 @@ def read(path: Path, trust: bool = False, complete: bool = True) -> Any:
         return content
 
 
-def _refused(path: Path, error: RefusedError) -> LoadError:
+def _refusal_error(path: Path, error: RefusedError) -> LoadError:
     """The error for a file with a class or function that is on no list."""
     # a YOLO without Ultralytics is the commonest of all refusals
     missing = [quoted(name) for name in error.names if is_missing_from_library(name)]
@@ -205,7 +205,7 @@ def class_beside(path: Path, tensors: Iterable[str]) -> str | None:
     return fitting.popitem()[1] if len(fitting) == 1 else None
 
 
-def _damaged(path: Path, error: Exception) -> LoadError:
+def _damage_error(path: Path, error: Exception) -> LoadError:
     """The error for a file; `error` is what a library raised when it read the content."""
     failure = f"{path.name} cannot be loaded"
     if isinstance(error, RecursionError):
@@ -283,7 +283,7 @@ def _saved_data(data: bytes) -> Any:
         content = rebuild(inert.read(io.BytesIO(data)))
         if isinstance(content, UnbuiltModule):
             raise content.refusal
-        weights = _tensors(_dig(content, None, []))
+        weights = _tensors_in(_find_inner(content, None, []))
     except RefusedError as error:
         raise FileError(str(error), _SAVE_IMAGE) from error
     except Exception as error:  # a broken pickle decides itself what is raised
@@ -297,7 +297,7 @@ def _saved_data(data: bytes) -> Any:
     return content
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The module inside all wrappers of torch.compile, DataParallel and
     DistributedDataParallel; a module without a wrapper is returned as it is."""
     inner = getattr(module, "_orig_mod", None)
@@ -306,7 +306,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     ):
         inner = module.module
     if isinstance(inner, nn.Module):
-        return unwrapped(inner)
+        return unwrap(inner)
     return module
 
 
@@ -622,11 +622,11 @@ def find_weights(
     # the steps go into run.json, since they decide what is drawn
     steps = []
     if key:
-        inner = _at(content, key)
+        inner = _value_at_key(content, key)
         steps.append(f"took {key!r}")
     else:
-        inner = _dig(content, ema, steps)
-    tensors = _without_counters(_tensors(inner), steps)
+        inner = _find_inner(content, ema, steps)
+    tensors = _without_counters(_tensors_in(inner), steps)
     if not tensors:
         # if the file holds a module that was not built, the reason for that says more
         if isinstance(inner, UnbuiltModule):
@@ -665,7 +665,7 @@ def _without_counters(
     return model_tensors
 
 
-def _at(content: Any, key: str) -> Any:
+def _value_at_key(content: Any, key: str) -> Any:
     """The value in a checkpoint that `--key` names.
 
     Args:
@@ -689,7 +689,7 @@ def _at(content: Any, key: str) -> Any:
     return inner
 
 
-def _dig(
+def _find_inner(
     content: Any, ema: bool | None, steps: list[str], depth: int = _MAX_DEPTH
 ) -> Any:
     """The innermost value under the usual keys of a checkpoint, such as `state_dict` in
@@ -706,13 +706,13 @@ def _dig(
     if not isinstance(content, Mapping) or not depth:
         return content
     names = {True: _AVERAGED, False: _PLAIN, None: (*_PLAIN, *_AVERAGED)}[ema]
-    count = len(_tensors(content))  # not weights, but a loss or a running mean
+    count = len(_tensors_in(content))  # not weights, but a loss or a running mean
     for name in names:
         inner = content.get(name)
-        if any(len(_tensors(value)) > count for value in _with_inner(inner)):
+        if any(len(_tensors_in(value)) > count for value in _with_inner(inner)):
             steps.append(f"took {name!r}")
             # the keys inside averaged weights are plain ones
-            return _dig(inner, ema if name in _PLAIN else None, steps, depth - 1)
+            return _find_inner(inner, ema if name in _PLAIN else None, steps, depth - 1)
     return content
 
 
@@ -732,7 +732,7 @@ def _with_inner(content: Any) -> Iterator[Any]:
                 seen.add(id(inner))
 
 
-def _tensors(content: Any) -> dict[str, Tensor]:
+def _tensors_in(content: Any) -> dict[str, Tensor]:
     """The tensors of a module or a mapping, by name. Arrays of numpy become tensors; other
     values (an epoch) are left out. Empty for anything but a module or a mapping."""
     # a trusted file, or one of listed classes, may hold the module itself
@@ -883,7 +883,7 @@ def load_weights(
         if arch is not None:
             instead = f"another --arch: {arch} has such modules"
     loaded = load_tensors(module, best.tensors, message, options, instead)
-    return {**record(path), "taken": [*best.steps, loaded]}
+    return {**file_record(path), "taken": [*best.steps, loaded]}
 
 
 def load_tensors(
@@ -911,7 +911,7 @@ def load_tensors(
             `--partial` only where no tensor fits at all.
     """
     state = module.state_dict()
-    fit = _fit(state, tensors)
+    fit = _compare(state, tensors)
     counts = f"{len(fit.tensors)} of {fit.total}"
     if fit.misfits and not (options.partial and fit.tensors):
         argument = _fitting_arguments(
@@ -981,7 +981,7 @@ class _Fit(NamedTuple):
         return "; ".join(texts)
 
 
-def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
+def _compare(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
     """Compare tensors with a module, by names and shapes.
 
     Args:

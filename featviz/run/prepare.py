@@ -103,7 +103,9 @@ class ModelInput:
         height, width = self.args[0].shape[-2:]
         if self.preprocess.transform is not None:
             return Window(0, 0, height, width)
-        return self.preprocess.chain.placed(self.images[0].size, (height, width))
+        return self.preprocess.chain.window_in_input(
+            self.images[0].size, (height, width)
+        )
 
     def in_file(self, detections: Sequence[Detection]) -> tuple[Detection, ...]:
         """Convert boxes to pixels of the file's image, and cut them at its edges.
@@ -329,11 +331,11 @@ def group_samples(
     """
     # a model of single images takes the frames of a video one by one
     if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
-        samples = find.stills(samples, frames)
+        samples = find.split_videos(samples, frames)
     if preprocess.frames is not None:
-        samples = find.clips(samples)
+        samples = find.join_clips(samples)
     elif preprocess.inputs > 1:
-        samples = find.in_groups(samples, preprocess.inputs)
+        samples = find.join_groups(samples, preprocess.inputs)
     return find.rename_nested(samples)
 
 

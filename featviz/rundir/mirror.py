@@ -101,7 +101,7 @@ class Mirror:
             )
             if isinstance(error, FileNotFoundError):
                 hint = "make the bucket first"
-            elif urls.lacks_rights(error.__cause__):
+            elif urls.is_access_denied(error.__cause__):
                 hint = (
                     "give credentials that may read and write there (for s3:"
                     " AWS_PROFILE)"

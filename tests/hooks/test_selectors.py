@@ -167,7 +167,7 @@ def test_what_helps_speaks_of_modules(layers: list[Layer]) -> None:
 def test_what_is_meant_is_said(text: str, expected: str, layers: list[Layer]) -> None:
     """The numbers that there are, or names; tables number the calls of a layer."""
     parsed = select.parse(text)
-    assert select.meant(layers, parsed) == expected
+    assert select.suggest(layers, parsed) == expected
     mark = "; " if expected.endswith(("0", "2")) else " "
     remedy = select.remedy(layers, parsed)
     assert remedy.startswith(f"{expected}{mark}types here".strip())

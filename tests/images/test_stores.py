@@ -53,7 +53,7 @@ def put(url: str, photos: Path) -> None:
     protocol = url.partition(":")[0]
     # connections are kept for the whole process, in which servers come and go
     fsspec.get_filesystem_class(protocol).clear_instance_cache()
-    urls._connected.cache_clear()
+    urls._connect.cache_clear()
     fs = fsspec.filesystem(protocol, skip_instance_cache=True)
     for name, content in tree(photos).items():
         fs.pipe_file(f"{url}{name}", content)

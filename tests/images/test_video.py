@@ -110,7 +110,9 @@ def test_images_of_a_video_have_as_many_digits_as_the_last(
     file: str, count: int, first: str, last: str
 ) -> None:
     """So that names sort by number."""
-    names = [still.name for still in find.stills([Sample(file, (Path(file),))], count)]
+    names = [
+        still.name for still in find.split_videos([Sample(file, (Path(file),))], count)
+    ]
     assert len(names) == count
     assert (names[0], names[-1]) == (f"{file}/{first}", f"{file}/{last}")
     assert names == sorted(names)

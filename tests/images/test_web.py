@@ -36,10 +36,10 @@ def server(tmp_path: Path) -> Iterator[WebServer]:
     make_photos(tmp_path / "web", 2)
     make_photos(tmp_path / "web" / "sub dir", 3)
     # connections are kept for the whole process, in which servers come and go
-    urls._connected.cache_clear()
+    urls._connect.cache_clear()
     with serving(tmp_path / "web") as served:
         yield served
-    urls._connected.cache_clear()
+    urls._connect.cache_clear()
 
 
 def failure(url: str) -> str:
@@ -216,7 +216,7 @@ def test_urls_that_are_refused(url: str, message: str, hint: str) -> None:
 def test_messages_of_libraries_are_scrubbed() -> None:
     """User, password and query go, the rest stays."""
     text = "GET 'https://ann:p@ss@h/a.png?X-Amz-Signature=abc' failed"
-    assert urls.scrubbed(text) == "GET 'https://h/a.png' failed"
+    assert urls.without_credentials(text) == "GET 'https://h/a.png' failed"
     remote = Url.of_file("https://ann:pw@h/a%20b.png?sig=abc")
     assert f"{remote} {remote!r}" == "https://h/a b.png Url('https://h/a b.png')"
     assert Url.of_file("http://h/a.png#top").name == "a.png"

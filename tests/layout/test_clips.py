@@ -46,7 +46,7 @@ class Clip(nn.Module):
 
 def clips_of(*paths: Path | str) -> list[Sample]:
     """The clips that the command line makes of paths."""
-    return find.clips(find.find_samples([str(path) for path in paths]))
+    return find.join_clips(find.find_samples([str(path) for path in paths]))
 
 
 class TestGrouping:

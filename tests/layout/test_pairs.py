@@ -137,7 +137,7 @@ def test_images_per_pass_may_be_set(tmp_path: Path) -> None:
 def test_the_folder_of_a_pair_stands_once() -> None:
     """Its name begins with that of the first image."""
     names = ["walk/a.png", "walk/b.png", "run/c.png", "d.png"]
-    pairs = find.in_groups([Sample(name, (Path(name),)) for name in names], 2)
+    pairs = find.join_groups([Sample(name, (Path(name),)) for name in names], 2)
     assert [pair.name for pair in pairs] == ["walk/a.png+b.png", "run/c.png+d.png"]
     assert [len(pair.paths) for pair in pairs] == [2, 2]
 
@@ -146,7 +146,7 @@ def test_a_pair_of_clips_has_all_their_frames() -> None:
     """In their order."""
     frames = [Path(f"{name}{number}.png") for name in "ab" for number in range(3)]
     clips = [Sample("a", tuple(frames[:3])), Sample("b", tuple(frames[3:]))]
-    (pair,) = find.in_groups(clips, 2)
+    (pair,) = find.join_groups(clips, 2)
     assert pair.paths == tuple(frames)
 
 

@@ -175,9 +175,9 @@ def test_a_large_square_and_an_image_that_stays_are_taken() -> None:
     """Whatever their pixels are: a square has as many as were asked for."""
     limit = 5793  # its square is above 2 ** 25
     square = (limit, limit)
-    assert Chain(limit).placed(square, square) == (0, 0, limit, limit)
-    assert Chain(4096).placed((8192, 4096), (4096, 8192)) == (0, 0, 4096, 8192)
-    assert Chain(5000).placed((8000, 5000), (5000, 8000)) == (0, 0, 5000, 8000)
+    assert Chain(limit).window_in_input(square, square) == (0, 0, limit, limit)
+    assert Chain(4096).window_in_input((8192, 4096), (4096, 8192)) == (0, 0, 4096, 8192)
+    assert Chain(5000).window_in_input((8000, 5000), (5000, 8000)) == (0, 0, 5000, 8000)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_words_for_the_channels(chain: Chain, words: str) -> None:
 def test_a_librarys_own_function_fills_the_input() -> None:
     """Where it crops nobody knows."""
     chain = Chain(library=lambda image: torch.zeros(1, 3, 30, 40))
-    assert chain.placed((10, 20), (30, 40)) == (0, 0, 30, 40)
+    assert chain.window_in_input((10, 20), (30, 40)) == (0, 0, 30, 40)
 
 
 def with_channels(count: Any) -> nn.Module:

@@ -44,7 +44,7 @@ def server(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     s3fs.S3FileSystem.clear_instance_cache()
-    urls._connected.cache_clear()  # of a server that has stopped
+    urls._connect.cache_clear()  # of a server that has stopped
     get_backend("s3").reset()
     boto3.client("s3").create_bucket(Bucket="bucket")
     started.fault = None
