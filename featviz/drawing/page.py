@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from featviz.drawing import colormap, grid, sheet
+from featviz.drawing import colormap, grid, sheet, vector
 from featviz.drawing.picture import GridPicture, write_pixels
 from featviz.drawing.sheet import DPI, INK, Canvas, Cell, Letters, Tile, TileGrid
 from featviz.models.requirements import require_matplotlib
@@ -152,8 +152,9 @@ def write_figure(
     cmap: str,
     text: Mapping[str, str],
     aspect: float = 1.0,
+    format: str = "png",
 ) -> None:
-    """Write a figure as PNG to an open file.
+    """Write a figure to an open file.
 
     Args:
         file: open for writing.
@@ -162,11 +163,14 @@ def write_figure(
             the left.
         tiles: the tiles on the right, at least one.
         cmap: the name of the colormap of the colour bars.
-        text: texts about the figure that the file holds, by keyword.
+        text: texts about the figure that a PNG holds, by keyword.
         aspect: see `figure_size`.
+        format: `png`, or one of `vector.FORMATS`.
     """
     size = figure_size(len(tiles), aspect)
     canvas = Canvas(size.height, size.width)
+    if format in vector.FORMATS:
+        canvas = vector.VectorCanvas(size.height / DPI, size.width / DPI)
     colors = colormap.ramp(cmap)
     width = size.width / DPI
     title = printable(title)
@@ -178,7 +182,10 @@ def write_figure(
     _draw_tile(canvas, seen, size.seen, colors)
     for number, tile in enumerate(tiles):
         _draw_tile(canvas, tile, size.grid.cell(number), colors)
-    write_pixels(file, canvas.pixels, text)
+    if isinstance(canvas, vector.VectorCanvas):
+        canvas.save(file, format)
+    else:
+        write_pixels(file, canvas.pixels, text)
 
 
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from featviz import layout
-from featviz.drawing import colormap, normalize
+from featviz.drawing import colormap, normalize, vector
 from featviz.drawing.channels import choose_channels, warn_of_missing
 from featviz.drawing.drawer import class_map, draw_maps
 from featviz.drawing.normalize import Scale
@@ -343,8 +343,8 @@ def _check_out(
     samples: Sequence[Sample],
     out: Path,
 ) -> None:
-    """Refuse to write a picture over something else: a file that is no PNG, the model, an
-    image, or a picture that `cam` did not make.
+    """Refuse to write a picture over something else: a file with another ending than .png, .pdf
+    and .svg, the model, an image, or a picture that `cam` did not make.
 
     Args:
         samples: the images as they were named, before clips are made of them.
@@ -356,8 +356,9 @@ def _check_out(
     files = picture_files(samples, out, options.target)
     if out.exists() and not out.is_dir() and out not in files.values():
         message = f"--out {quoted(str(out))} is no folder"
-        raise UsageError(message, "name a folder, or a .png file")
-    check_files("cam", files.values(), model, samples, options.overwrite)
+        raise UsageError(message, "name a folder, or a .png, .pdf or .svg file")
+    formats = ("png", *vector.FORMATS)
+    check_files("cam", files.values(), model, samples, options.overwrite, formats)
 
 
 def picture_files(
@@ -373,7 +374,8 @@ def picture_files(
         out: a folder; or a picture file, which is then the path for all images.
         target: as it was given; None adds nothing to the name.
     """
-    if out.suffix.lower() in (".jpeg", *SUFFIXES) and not out.is_dir():
+    endings = (".jpeg", ".eps", ".pdf", ".svg", *SUFFIXES)
+    if out.suffix.lower() in endings and not out.is_dir():
         return {sample.name: out for sample in samples}
     behind = ""
     if target is not None:
@@ -414,7 +416,9 @@ def _write_picture(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     with write_file(path) as file:
         height, width = result.shown.shape[:2]
         seen = Tile(result.shown_title, result.shown)
-        write_figure(file, result.title, seen, tiles, cmap, text, height / width)
+        format = path.suffix.lower()[1:]
+        aspect = height / width
+        write_figure(file, result.title, seen, tiles, cmap, text, aspect, format)
     return replace(result, path=path)
 
 

@@ -332,6 +332,7 @@ def check_files(
     model: ModelOptions | LoadedModel,
     samples: Sequence[Sample],
     overwrite: bool,
+    formats: Sequence[str] = ("png",),
 ) -> None:
     """Check where `look`, `cam` or `field` write their pictures, before the model is loaded.
 
@@ -340,17 +341,19 @@ def check_files(
         paths: the paths of the pictures.
         samples: the images, none of which may be overwritten.
         overwrite: whether any other file may be replaced, too.
+        formats: those that the command writes, which are endings of files.
 
     Raises:
-        UsageError: a path is no PNG file, is read as an input, or holds a file that may not
-            be replaced.
+        UsageError: a path has another ending, is read as an input, or holds a file that may
+            not be replaced.
     """
     inputs = files_read(model, samples)
     for path in paths:
-        if path.suffix.lower() != ".png":
+        if path.suffix.lower()[1:] not in formats:
             png = quoted(str(path.with_suffix(".png")))
+            written = ", ".join(formats).upper()
             raise UsageError(
-                f"--out {quoted(str(path))}: {command} writes PNG", f"--out {png}"
+                f"--out {quoted(str(path))}: {command} writes {written}", f"--out {png}"
             )
         check_apart(path, "--out", inputs)
         check_file(path, picture_of(command), overwrite=overwrite)

@@ -210,7 +210,8 @@ HELP: dict[str, dict[str, str]] = {
         "layers": _LAYERS,
         "out": (
             "Write cam-IMAGE.png of each image (with --target cam-IMAGE-TARGET.png)"
-            " into this folder; or the picture of one image into this PNG file."
+            " into this folder; or the picture of one image into this file: .png, .pdf"
+            " or .svg."
         ),
         "overwrite": "Replace any file in --out.",
         "nul_separated": _NUL_SEPARATED,

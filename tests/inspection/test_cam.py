@@ -50,6 +50,23 @@ def test_one_picture_an_image_names_prediction_target_and_layer(
 
 
 @pytest.mark.medium
+def test_a_paper_gets_text_that_is_text(featviz: Run) -> None:
+    """An SVG has the title, the layer and the colour bar's note, and two pictures and the
+    bar; a PDF is one. Nothing else is written."""
+    for name in ("five.svg", "five.pdf"):
+        assert featviz("cam", DIGITS_MODEL, FIVE, "--out", name, "-q").code == 0
+    assert sorted(tree(Path())) == ["five.pdf", "five.svg"]
+    text = Path("five.svg").read_text("utf-8")
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+    assert {TITLE.partition(" at ")[0], "layer 7 (ReLU)", "evidence (Grad-CAM)"} <= {
+        *words
+    }
+    assert text.count("<image") == 3
+    data = Path("five.pdf").read_bytes()
+    assert data.startswith(b"%PDF-")
+    assert data.count(b"/Subtype /Image") == 3
+
+
 def test_a_picture_of_its_own_is_drawn_again(featviz: Run) -> None:
     """The second command says what the first one said."""
     first = featviz("cam", DIGITS_MODEL, FIVE)
@@ -325,7 +342,7 @@ BAD = [
     (("--target", "class:10"), 2, "target 'class:10': there are 10 classes, 0 to 9"),
     (("--method", "gradcan"), 2, "rollout, attention\nhint: did you mean gradcam?"),
     (("--layers", "9"), 1, f"{NO_PLACES} vector [N, F])"),
-    (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),
+    (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG, PDF, SVG\nhint: --out"),
     (("--out", "notes"), 2, "--out notes is no folder"),
     (
         ("--out", "foreign.png"),
