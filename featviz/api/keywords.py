@@ -30,9 +30,9 @@ from featviz.models.load import LoadedModel, adopt, fed, load_model
 from featviz.options import (
     InputOptions,
     ModelOptions,
-    declared,
+    declared_options,
     every_option,
-    nested,
+    nested_records,
     no_option,
     read,
     read_from,
@@ -76,7 +76,7 @@ def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F]
         parameters.pop("options", None)
         types: dict[str, Any] = {}
         for record in records:
-            for option_record in (record, *map(type, nested(record).values())):
+            for option_record in (record, *map(type, nested_records(record).values())):
                 types |= get_type_hints(option_record)
         lines = []
         for name, option in every_option(*records).items():
@@ -340,7 +340,7 @@ def read_request(
         keywords["out"] = temporary.path / name
     # each reader removes its own keywords, and a keyword that is left is no option
     feeding = read_feeding(keywords)
-    of_model = declared(ModelOptions)
+    of_model = declared_options(ModelOptions)
     for_model = {name: keywords.pop(name) for name in of_model if name in keywords}
     command_options = read_from(record, keywords, (*but, *NOT_IN_PYTHON))
     if keywords:

@@ -31,7 +31,7 @@ from featviz.gradients.targets import for_drawing
 from featviz.options import (
     ModelOptions,
     RunOptions,
-    declared,
+    declared_options,
     every_option,
     no_option,
     read,
@@ -131,7 +131,7 @@ def read_run_request(
             neither a module nor a MODEL string.
     """
     keywords = in_one_process(model, options)
-    seed = declared(ModelOptions)["seed"].value(keywords.get("seed", 0))
+    seed = declared_options(ModelOptions)["seed"].value(keywords.get("seed", 0))
     if isinstance(model, nn.Module) and ":noise=" in str(keywords.get("edit")):
         keywords.pop("seed", None)
     request = read_request(RunOptions, model, keywords, layers, name="run", out=out)

@@ -35,7 +35,7 @@ from featviz.options import (
     DrawOptions,
     InputOptions,
     RunOptions,
-    declared,
+    declared_options,
     no_option,
     read_from,
 )
@@ -123,7 +123,7 @@ class Watcher:
         # each reader removes its own keywords
         keywords = dict(options)
         self._feeding = read_feeding(keywords)
-        self.out: Path = declared(KernelOptions)["out"].value(out)
+        self.out: Path = declared_options(KernelOptions)["out"].value(out)
         """The folder of the series."""
         self.every = _read_integer("every", every, least=1)
         """How many optimizer steps lie between two drawings."""
@@ -142,7 +142,7 @@ class Watcher:
         # all processes of a distributed training have the same weights, so only one draws
         if not _is_first_process():
             return
-        board = declared(RunOptions)["tensorboard"].value(tensorboard)
+        board = declared_options(RunOptions)["tensorboard"].value(tensorboard)
         self._inputs = read_from(InputOptions, keywords)
         self._options = RunOptions(
             selectors(layers),

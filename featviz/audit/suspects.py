@@ -34,7 +34,7 @@ from featviz.drawing.sheet import (
     PixelCanvas,
     TileGrid,
     end_of,
-    resized,
+    resize,
     text_width,
 )
 from featviz.drawing.values import ValueLimits, to_levels, to_rgb
@@ -283,7 +283,7 @@ def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
 
 
 def _as_tile(image: Image.Image) -> Image.Image:
-    return resized(image, _TILE / max(image.size))
+    return resize(image, _TILE / max(image.size))
 
 
 def _draw(

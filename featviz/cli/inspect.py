@@ -19,7 +19,7 @@ from featviz.cli.options import (
     click_option,
     command,
 )
-from featviz.options import OUTPUT, ModelOptions, declared, read_from
+from featviz.options import OUTPUT, ModelOptions, declared_options, read_from
 from featviz.options.commands import (
     AuditOptions,
     CamOptions,
@@ -110,7 +110,7 @@ def kernels(values: Values) -> int:
 @command(
     arguments=[FILE],
     flags=[
-        click_option(declared(ModelOptions)[name])
+        click_option(declared_options(ModelOptions)[name])
         for name in ("key", "strip_prefix", "ema")
     ],
 )

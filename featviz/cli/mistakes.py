@@ -243,7 +243,7 @@ def _option_hint(
         command: the command that was given this option.
         arguments: the command line, for the corrected one.
     """
-    from featviz.options import InputOptions, declared
+    from featviz.options import InputOptions, declared_options
 
     # click names only the first letter: `-l` for `-layers`
     for argument in arguments:
@@ -252,7 +252,7 @@ def _option_hint(
     meant = _meant_option(wrong, command)
     if meant is None:
         name = wrong.lstrip("-").replace("-", "_")
-        if command.name == "kernels" and name in declared(InputOptions):
+        if command.name == "kernels" and name in declared_options(InputOptions):
             return "kernels takes no images, and no options for them"
         return None
     corrected = []

@@ -20,7 +20,7 @@ from featviz.cli.options import (
     run_arguments,
 )
 from featviz.errors import CHECK_FAILED
-from featviz.options import OUTPUT, RunOptions, declared, read_from
+from featviz.options import OUTPUT, RunOptions, declared_options, read_from
 from featviz.options.commands import (
     KernelOptions,
     ReportOptions,
@@ -81,12 +81,12 @@ def report(values: Values) -> int:
     flags=[
         click_option(
             replace(
-                declared(KernelOptions)["out"],
+                declared_options(KernelOptions)["out"],
                 help="Write the joined run into this folder.",
                 default=Path("featviz-out"),
             )
         ),
-        click_option(declared(RunOptions)["overwrite"]),
+        click_option(declared_options(RunOptions)["overwrite"]),
     ],
 )
 def merge(values: Values) -> int:

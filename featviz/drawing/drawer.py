@@ -555,14 +555,14 @@ makes three components (`component_maps`)."""
 
 
 def component_maps(data: Tensor) -> Tensor:
-    """Three principal components of the channels over the pixels that are finite in
-    all of them; see `values.principal_components`.
+    """Three principal components of the channels, computed from the pixels that are
+    finite in all channels; see `values.principal_components`.
 
     Args:
         data: float32 [C, ...], on any device.
 
     Returns:
-        float32 [3, ...] on the CPU; NaN where a channel is not finite.
+        float32 [3, ...] on the CPU; NaN at pixels that are not finite in some channel.
     """
     pixels = data.flatten(1).cpu().numpy().T
     finite = np.isfinite(pixels).all(1)

@@ -182,7 +182,7 @@ def strips(
             piece[:] = colors.pad
         rows = levels.reshape(count, plan.map_size[0], -1)
         loops.lay_tiles(rows, plan.columns, *plan.scale, depth, plan.padding, piece)
-        enlarged = _enlarged(piece, plan)
+        enlarged = _enlarged_tiles(piece, plan)
         if marks is not None and marks[first : first + count].any():
             draw_marks(enlarged, marks[first : first + count], colors)
         for number, label in (labels or {}).items():
@@ -193,7 +193,7 @@ def strips(
         yield piece[:height] if first else buffer[: plan.padding + height]
 
 
-def _enlarged(pixels: Bytes, plan: GridPlan) -> Bytes:
+def _enlarged_tiles(pixels: Bytes, plan: GridPlan) -> Bytes:
     """The enlarged tiles in a piece of a picture, a view [rows, columns, h, w, depth].
 
     Args:

@@ -186,7 +186,7 @@ def read_places(
     height, width = tiles.shape[1:]
     factor = -(-max(height, width) // most_side)
     if factor > 1:
-        tiles = _averaged(tiles, factor)
+        tiles = _average(tiles, factor)
     scale = level_scale(palette, row, stats)
     # each channel has a tile, but --order or --channels may have changed their order
     slots = np.argsort(row.drawn)
@@ -197,7 +197,7 @@ def read_places(
     return PlaceVectors(vectors, (tiles.shape[1], tiles.shape[2]), factor)
 
 
-def _averaged(tiles: Bytes, factor: int) -> Floats:
+def _average(tiles: Bytes, factor: int) -> Floats:
     """Average maps [C, H, W] over squares of `factor` × `factor` pixels: float32 [C, H /
     factor, W / factor], with both sizes rounded up. Squares at the lower and right edge
     may have fewer pixels."""

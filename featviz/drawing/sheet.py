@@ -227,7 +227,7 @@ class Canvas:
             The width of the text in inches.
         """
         if max_width is not None:
-            text = self.shortened(text, letters, max_width)
+            text = self.shorten(text, letters, max_width)
         width = self._measured(text, letters).width
         # the height of high and low letters, so that all texts stand on one line
         _, height, descent = self._measured("lp", letters)
@@ -246,7 +246,7 @@ class Canvas:
             self._renderer.draw_text(pen, left, base, text, _font(letters), angle)
         return width / self.dpi
 
-    def shortened(self, text: str, letters: Letters, max_width: float) -> str:
+    def shorten(self, text: str, letters: Letters, max_width: float) -> str:
         """A text with control characters escaped. If it is wider than `max_width` inches,
         its middle is left out."""
         text = cut(printable(text), _LONGEST_TEXT)
@@ -362,7 +362,7 @@ def begin_of(line: str, points: int, max_width: float) -> str:
     return f"{line[:length]}…"
 
 
-def resized(image: Image.Image, factor: float) -> Image.Image:
+def resize(image: Image.Image, factor: float) -> Image.Image:
     """A picture `factor` times as wide and as high. If it grows, its pixels stay sharp
     squares."""
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))

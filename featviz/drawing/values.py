@@ -423,7 +423,7 @@ def to_levels(
     # comparisons for each value.
     may_clip = may_clip or limits.clips or nonfinite is not None
     top = levels - 0.5 if may_clip else _UNCLIPPED
-    tiles = _quantised(values, line, top)
+    tiles = _quantise(values, line, top)
     # at the end, since the loop turns NaN into level 0
     if nonfinite is not None:
         tiles[~np.isfinite(_as_array(maps))] = nonfinite
@@ -471,7 +471,7 @@ def _line(low: Floats, span: Floats, constant: np.ndarray, levels: int) -> Line:
     return Line(start, factor, half)
 
 
-def _quantised(maps: Tensor | np.ndarray, line: Line, top: float) -> Bytes:
+def _quantise(maps: Tensor | np.ndarray, line: Line, top: float) -> Bytes:
     """The levels of maps [N, ...], uint8 in their shape. See `loops.quantise` for `top`."""
     from featviz.drawing import loops  # numba takes a while to import
 

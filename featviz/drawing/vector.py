@@ -56,6 +56,7 @@ class VectorCanvas(Canvas):
         self._add_rectangle(cell, facecolor="none", edgecolor="black", linewidth=0.5)
 
     def _add_rectangle(self, cell: Cell, **style: object) -> None:
+        """Add a rectangle in a style of matplotlib's `Rectangle`."""
         from matplotlib.patches import Rectangle
 
         corner = (cell.left, cell.top)
@@ -90,7 +91,7 @@ class VectorCanvas(Canvas):
     ) -> float:
         """Write a line of text at a point, as `Canvas.write` does."""
         if max_width is not None:
-            text = self.shortened(text, letters, max_width)
+            text = self.shorten(text, letters, max_width)
         across, down = _ALIGNMENTS["middle" if upright else anchor]
         self._paper.text(
             x,

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from featviz.drawing.sheet import resized
+from featviz.drawing.sheet import resize
 from featviz.drawing.values import to_rgb
 from featviz.errors import FeatvizError
 from featviz.exemplars.collect import ExemplarSource, TopImages
@@ -217,7 +217,7 @@ def cut_tile(
         return tile
     crop = picture.crop(box)
     # one scale for all parts, though a unit at the edge of the image sees a smaller one
-    crop = resized(crop, TILE / max(*largest, *crop.size))
+    crop = resize(crop, TILE / max(*largest, *crop.size))
     x = (TILE - crop.width) // 2
     y = (TILE - crop.height) // 2
     inside = PixelBox(x, y, right=x + crop.width, bottom=y + crop.height)

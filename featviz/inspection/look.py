@@ -22,7 +22,7 @@ from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.outlines import with_boxes
 from featviz.drawing.page import Page, PageBar, PageRow, draw_page
 from featviz.drawing.picture import GridPicture, write_pixels
-from featviz.drawing.sheet import Tile, resized
+from featviz.drawing.sheet import Tile, resize
 from featviz.drawing.values import to_rgb
 from featviz.errors import NOTHING_DRAWN, FeatvizError, LayoutError, UsageError
 from featviz.hooks.capture import Recorder
@@ -610,7 +610,7 @@ def _with_numbered_boxes(shown: Bytes, detections: Sequence[Detection]) -> Bytes
     # a small input is enlarged by a whole factor: its pixels stay squares
     if factor > 1:
         factor = int(factor)
-    image = resized(Image.fromarray(np.ascontiguousarray(shown)), factor)
+    image = resize(Image.fromarray(np.ascontiguousarray(shown)), factor)
     boxes = []
     for detection in detections:
         boxes.append([edge * factor for edge in detection.box])

@@ -80,8 +80,7 @@ class Layout:
     dimensions: tuple[int, ...]
     """How many axes a tensor of it may have."""
     to_maps: Callable[[Tensor, Arrangement], Tensor]
-    """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible.
-    """
+    """Turns a float32 tensor into its maps [C, S, H, W]: a view, if possible."""
     rows: Callable[[np.ndarray, int], np.ndarray] | None = None
     """Turns an array into [channels, N], as `channels_first` returns it; takes the array
     and the number of channels. None if it is enough to move the channel axis to the

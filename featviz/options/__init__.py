@@ -3,7 +3,7 @@
 A field of these records is an option of the command line, a keyword of the Python API,
 a key of a TOML file, and what run.json records.
 
-    values    what options take, and how it is read
+    values    which values options take, and how these are read
     help      the help texts of all options
     fields    a field as an option, made of its annotation, its type and its text
     run       the options of `run`, and those that commands share
@@ -17,9 +17,9 @@ from featviz.options.fields import (
     OPTIONS,
     OUTPUT,
     Option,
-    declared,
+    declared_options,
     every_option,
-    nested,
+    nested_records,
     no_option,
     option,
     read,

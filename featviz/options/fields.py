@@ -122,14 +122,14 @@ class Option(FieldNotes):
         try:
             return self.read(value)
         except (ValueError, TypeError, AttributeError):
-            raise self._refused(value) from None
+            raise self._error_for(value) from None
         # the reader has a message of its own: the option's name is added
         except UsageError as error:
             raise UsageError(
                 f"{self.name}: {error.message}", error.hint, options=(self.name,)
             ) from None
 
-    def _refused(self, value: Any) -> UsageError:
+    def _error_for(self, value: Any) -> UsageError:
         """The error for a value that this option does not take. If the option has choices,
         the hint names the most similar one."""
         # the command line passes a list for a repeatable option, even if the user typed
@@ -146,7 +146,7 @@ class Option(FieldNotes):
 
 
 @cache
-def declared(record_type: type[Struct]) -> dict[str, Option]:
+def declared_options(record_type: type[Struct]) -> dict[str, Option]:
     """The options that a record declares itself, without those of records inside it (see
     `every_option`).
 
@@ -298,7 +298,7 @@ def _bounds_text(number: types.IntType | types.FloatType) -> str:
     return "" if number.ge is None else f" ≥ {number.ge}"
 
 
-def nested(record_type: type[Struct]) -> dict[str, Struct]:
+def nested_records(record_type: type[Struct]) -> dict[str, Struct]:
     """The records that are default values of a record's fields, by field. Records inside
     these are not listed."""
     records = {}
@@ -321,8 +321,8 @@ def every_option(*record_types: type[Struct]) -> dict[str, Option]:
     """
     options: dict[str, Option] = {}
     for record_type in record_types:
-        options |= declared(record_type)
-        for record in nested(record_type).values():
+        options |= declared_options(record_type)
+        for record in nested_records(record_type).values():
             for name, inner in every_option(type(record)).items():
                 default = getattr(record, name)
                 # the text describes the inner record's default, not another one
@@ -377,15 +377,15 @@ def read_from(
     Raises:
         UsageError: an option does not take its value.
     """
-    for name, record in nested(record_type).items():
+    for name, record in nested_records(record_type).items():
         if name not in fields:
             fields[name] = structs.replace(
-                record, **_taken_from(values, type(record), but)
+                record, **_take_fields(values, type(record), but)
             )
-    return record_type(**fields, **_taken_from(values, record_type, but))
+    return record_type(**fields, **_take_fields(values, record_type, but))
 
 
-def _taken_from(
+def _take_fields(
     values: dict[str, Any], record_type: type[Struct], but: Collection[str]
 ) -> dict[str, Any]:
     """Read the values that are options of a record, and remove them from `values`.
@@ -398,7 +398,7 @@ def _taken_from(
         The values of the record's fields, by name.
     """
     fields = {}
-    for name, field_option in declared(record_type).items():
+    for name, field_option in declared_options(record_type).items():
         if name in values and name not in but:
             fields[name] = field_option.value(values.pop(name))
     return fields

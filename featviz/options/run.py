@@ -18,7 +18,7 @@ from featviz.options.fields import (
     LIMITS,
     MODEL,
     OUTPUT,
-    declared,
+    declared_options,
     every_option,
     option,
 )
@@ -216,7 +216,7 @@ class DrawOptions(Struct, frozen=True):
         if self.reduce == "pca":
             useless += ["normalize", "cmap"]
         for name in useless:
-            if getattr(self, name) != declared(DrawOptions)[name].default:
+            if getattr(self, name) != declared_options(DrawOptions)[name].default:
                 raise UsageError(
                     f"{name} and reduce={self.reduce} exclude each other",
                     "--reduce leaves one tile of all channels, of pca in colours of"

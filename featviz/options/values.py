@@ -370,7 +370,7 @@ def read_text(value: Any) -> str:
 # reads; other types have a reader in their annotation.
 
 
-def _typed(
+def _with_reader(
     expects: str, read: Callable[[Any], Any], metavar: str = "", **flags: bool
 ) -> Meta:
     """Annotate a type with its ValueReader, for `options.fields`. The arguments are the
@@ -387,7 +387,7 @@ Texts = tuple[str, ...]
 
 Size = Annotated[
     int | tuple[int, int],  # the shorter side; or height and width
-    _typed(
+    _with_reader(
         f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320",
         _read_size,
         "PIXELS",
@@ -396,7 +396,7 @@ Size = Annotated[
 ]
 Numbers = Annotated[
     tuple[float, ...],
-    _typed(
+    _with_reader(
         "numbers, such as 0.5,0.5,0.5",
         _read_numbers,
         "N,N,N",
@@ -405,21 +405,21 @@ Numbers = Annotated[
 ]
 AutoInt = Annotated[
     int | None,  # None is auto
-    _typed("an integer ≥ 1, or auto", _read_auto, "N"),
+    _with_reader("an integer ≥ 1, or auto", _read_auto, "N"),
 ]
 RunLocation = Annotated[
     Any,  # a Path, or the `files.urls.Url` of a folder in an object store
-    _typed(
+    _with_reader(
         "a path, or a URL of a store",
         _read_run_location,
         "PATH",
         is_path=True,
     ),
 ]
-AnyPath = Annotated[Path, _typed("a path", _read_path, "PATH", is_path=True)]
+AnyPath = Annotated[Path, _with_reader("a path", _read_path, "PATH", is_path=True)]
 File = Annotated[
     Path,
-    _typed(
+    _with_reader(
         "a file, not a folder",
         partial(_read_place, is_folder=False),
         metavar="FILE",
@@ -428,7 +428,7 @@ File = Annotated[
 ]
 Folder = Annotated[
     Path,
-    _typed(
+    _with_reader(
         "a folder, not a file",
         partial(_read_place, is_folder=True),
         metavar="FOLDER",
@@ -437,7 +437,7 @@ Folder = Annotated[
 ]
 Selectors = Annotated[
     str,
-    _typed(
+    _with_reader(
         "selectors, such as Conv2d,layer1.*",
         _read_selectors,
         "SELECTORS",
@@ -445,21 +445,21 @@ Selectors = Annotated[
     ),
 ]
 Target = Annotated[
-    str, _typed("a target, such as class:281 or mean", _read_target, "TARGET")
+    str, _with_reader("a target, such as class:281 or mean", _read_target, "TARGET")
 ]
 Captures = Annotated[
     Texts,
-    _typed(
+    _with_reader(
         f"some of {', '.join(KINDS)}",
         _read_captures,
         "KINDS",
         repeatable=True,
     ),
 ]
-Names = Annotated[Texts, _typed("names or globs", _read_names, repeatable=True)]
+Names = Annotated[Texts, _with_reader("names or globs", _read_names, repeatable=True)]
 Channels = Annotated[
     str,  # of which `channel_choice` makes a record
-    _typed(
+    _with_reader(
         "numbers such as 12,40-43, or top:9, varied:16, first:16 or spread:16",
         _read_channels,
         "CHANNELS",
@@ -467,7 +467,7 @@ Channels = Annotated[
 ]
 WeightsSource = Annotated[
     str,
-    _typed(
+    _with_reader(
         "default, none, a weights entry or a file",
         _read_weights,
         "WEIGHTS",
@@ -476,7 +476,7 @@ WeightsSource = Annotated[
 ]
 Arguments = Annotated[
     Mapping[str, Any],
-    _typed(
+    _with_reader(
         "KEY=VALUE, such as num_classes=7",
         _read_arguments,
         "KEY=VALUE",
@@ -484,5 +484,5 @@ Arguments = Annotated[
     ),
 ]
 ShardNumber = Annotated[
-    Shard, _typed("I/N with I from 1 to N, such as 2/8", _read_shard, "I/N")
+    Shard, _with_reader("I/N with I from 1 to N, such as 2/8", _read_shard, "I/N")
 ]

@@ -102,7 +102,7 @@ class SheetContent:
         """The number of slices of the tensor with the most slices."""
         return max(row.slice_count for row in self.rows.values())
 
-    def shown(
+    def cell_picture(
         self, pictures: Sequence[Bytes] | None, slice: int | None
     ) -> Bytes | None:
         """The picture of a cell.
@@ -125,9 +125,9 @@ class SheetContent:
         return pictures[int((slice + 0.5) * len(pictures) / self.slices)]
 
     def tile(self, key: CellKey, channel: int, slice: int | None) -> Bytes | None:
-        """The picture of a channel's cell, see `shown`; None if the run did not draw the
+        """The picture of a channel's cell, see `cell_picture`; None if the run did not draw the
         channel."""
-        return self.shown(self.tiles.get(key, {}).get(channel), slice)
+        return self.cell_picture(self.tiles.get(key, {}).get(channel), slice)
 
     def add_place_tiles(
         self, captures: Mapping[CellKey, ImageCapture], options: SheetOptions
@@ -501,7 +501,7 @@ def _channel_strength(captures: Sequence[ImageCapture]) -> _ChannelStrength:
         deviations = np.nan_to_num(stats[row.capture_key.deviations_key])
         # divided by the largest: else one image of strong contrasts would decide
         shares[number, : row.maps] = deviations / (deviations.max() or 1)
-    # the mean of each column's finite numbers; NaN where there are none
+    # the mean of each column's finite numbers; NaN if there are none
     return _ChannelStrength(
         means=np.ma.masked_invalid(means).mean(0).filled(np.nan),
         deviations=np.ma.masked_invalid(shares).mean(0).filled(np.nan),

@@ -119,7 +119,7 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
         StoreError: a run cannot be read or has no complete image, or `out` cannot be
             written.
     """
-    format = _checked_format(options)
+    format = _check_format(options)
     # The local copies of URLs are removed at the end of the block, when tiles and inputs
     # are in memory.
     with ExitStack() as copies:
@@ -127,7 +127,7 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
         content = read_content(runs, options)
     frames = [SheetFrame(options.title, range(len(runs)), content.images)]
     if format in animation.FORMATS:
-        frames = _animated(content, are_steps, options.title)
+        frames = _animation_frames(content, are_steps, options.title)
     scale = _shared_scale(content)
     if options.similar_to is not None:
         scale = ColorScale(SIMILARITY_CMAP, 0.0, 1.0, "cosine of the vectors")
@@ -155,7 +155,7 @@ def make_sheet(sources: Sequence[Path | Url], options: SheetOptions) -> Sheet:
     )
 
 
-def _checked_format(options: SheetOptions) -> str:
+def _check_format(options: SheetOptions) -> str:
     """Check `options.out` before any run is read, so that a mistake costs no time.
 
     Returns:
@@ -248,7 +248,9 @@ def _name_of(source: Path | Url) -> str:
     return source.name
 
 
-def _animated(content: SheetContent, are_steps: bool, title: str) -> list[SheetFrame]:
+def _animation_frames(
+    content: SheetContent, are_steps: bool, title: str
+) -> list[SheetFrame]:
     """The frames of an animation: one for each step of a training; else one for each slice
     of a clip; else one for each image.
 
@@ -288,7 +290,7 @@ def _table(
         if len(heads) > _IMAGES:
             columns = _columns(len(heads), len(rows))
             if columns < len(heads):
-                rows = _wrapped(rows, heads, columns)
+                rows = _wrap_rows(rows, heads, columns)
                 heads = [""] * columns
     notes = []
     # what holds for all rows is not repeated in their labels
@@ -311,7 +313,7 @@ def _columns(images: int, rows: int) -> int:
     return ceil(images / ceil(images / columns))
 
 
-def _wrapped(
+def _wrap_rows(
     rows: Sequence[TableRow], heads: Sequence[str], columns: int
 ) -> list[TableRow]:
     """Divide rows of many images into blocks, which stand one below the other. In each
@@ -336,7 +338,9 @@ def _wrapped(
 def _rows_of_images(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     """Rows with a column for each image: first the inputs, then a row for each channel of
     each layer of each run."""
-    seen = [content.shown(content.inputs[name], frame.slice) for name in frame.images]
+    seen = [
+        content.cell_picture(content.inputs[name], frame.slice) for name in frame.images
+    ]
     rows = [TableRow("input", seen, is_input=True)]
     for run, layer in _blocks(content, frame):
         for channel in layer.channels:
@@ -363,7 +367,7 @@ def _rows_of_image(content: SheetContent, frame: SheetFrame) -> list[TableRow]:
     most = max(len(layer.channels) for layer in content.layers)
     # as few rows as _CHANNELS allows, with about as many channels each
     columns = ceil(most / ceil(most / _CHANNELS))
-    first_tile = content.shown(content.inputs[name], frame.slice)
+    first_tile = content.cell_picture(content.inputs[name], frame.slice)
     rows: list[TableRow] = []
     for run, layer in _blocks(content, frame):
         key = CellKey(run, layer.label, name)

@@ -40,7 +40,7 @@ from featviz.options import (
     ModelOptions,
     PassOptions,
     RunOptions,
-    declared,
+    declared_options,
     every_option,
     option,
     read,
@@ -295,7 +295,7 @@ def test_every_record_with_options_is_walked() -> None:
 def test_a_literal_is_a_choice_in_help(record: type[Struct]) -> None:
     """So is one that may be None, and so are the choices of a table."""
     hints = get_type_hints(record, include_extras=True)
-    for name, declared_option in declared(record).items():
+    for name, declared_option in declared_options(record).items():
         choices = tuple(literals(hints[name]) or declared_option.choices)
         assert tuple(declared_option.choices) == choices, name
         if choices:
@@ -306,7 +306,7 @@ def test_a_literal_is_a_choice_in_help(record: type[Struct]) -> None:
 @pytest.mark.parametrize("record", OPTION_RECORDS)
 def test_an_option_with_choices_takes_no_other_value(record: type[Struct]) -> None:
     """The choices are read in any case, and nothing else is."""
-    for name, declared_option in declared(record).items():
+    for name, declared_option in declared_options(record).items():
         if not declared_option.choices:
             continue
         for choice in declared_option.choices:
@@ -324,7 +324,7 @@ def test_values_of_another_type_are_refused(
     options = {"out": tmp_path / "out", "weights": "none", name: value}
     with pytest.raises(UsageError, match=f"^{name}=.*: expected "):
         fv.run("squeezenet1_1", picture, **options)
-    if name in declared(DrawOptions).keys() - {*NOT_OF_TENSORS}:
+    if name in declared_options(DrawOptions).keys() - {*NOT_OF_TENSORS}:
         with pytest.raises(UsageError, match=f"^{name}=.*: expected "):
             fv.grid(torch.rand(1, 2, 4, 4), **{name: value})
     assert not (tmp_path / "out").exists()
@@ -438,8 +438,8 @@ def test_every_function_has_its_options_in_its_signature(name: str) -> None:
 def test_the_options_of_run_are_described() -> None:
     """Those of drawing and of models stand in its signature and its docstring."""
     parameters = inspect.signature(fv.run).parameters
-    assert declared(DrawOptions).keys() <= parameters.keys()
-    assert declared(ModelOptions).keys() <= parameters.keys()
+    assert declared_options(DrawOptions).keys() <= parameters.keys()
+    assert declared_options(ModelOptions).keys() <= parameters.keys()
     assert "channels: Draw these channels: 12,40-43" in str(fv.run.__doc__)
 
 

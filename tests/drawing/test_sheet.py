@@ -104,7 +104,7 @@ def test_letters_have_accents_and_signs() -> None:
 def test_pixels_stay_squares_where_a_picture_grows() -> None:
     """Each pixel becomes four in a picture that is twice as large."""
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
-    grown = sheet.resized(Image.fromarray(pixels), 2)
+    grown = sheet.resize(Image.fromarray(pixels), 2)
     assert_array_equal(grown, np.kron(pixels, np.ones((2, 2), np.uint8)))
 
 
@@ -112,7 +112,7 @@ def test_a_picture_that_shrinks_is_smoothed() -> None:
     """Of a chessboard of single pixels grey is left."""
     y, x = np.mgrid[:8, :8]
     board = ((y + x) % 2 * 255).astype(np.uint8)
-    shrunk = np.asarray(sheet.resized(Image.fromarray(board), 0.5))
+    shrunk = np.asarray(sheet.resize(Image.fromarray(board), 0.5))
     assert set(np.unique(shrunk)) <= set(range(110, 146))
 
 
@@ -128,7 +128,7 @@ def test_a_picture_that_shrinks_does_not_vanish(
     size: tuple[int, int],
 ) -> None:
     """One pixel stays of each side."""
-    assert sheet.resized(Image.new("L", (4, 3)), factor).size == size
+    assert sheet.resize(Image.new("L", (4, 3)), factor).size == size
 
 
 def test_a_text_that_is_too_wide_loses_its_middle() -> None:

@@ -99,9 +99,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Paper]:
             side / canvas.dpi for side in canvas.pixels.shape[:2]
         )
         width = write(canvas, text, x, y, letters, anchor, max_width, upright)
-        shown = (
-            text if max_width is None else canvas.shortened(text, letters, max_width)
-        )
+        shown = text if max_width is None else canvas.shorten(text, letters, max_width)
         if shown:
             cell = box_of_text(width, x, y, letters, anchor, upright)
             seen.texts.append(Text(shown, cell))

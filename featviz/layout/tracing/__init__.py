@@ -1,2 +1,2 @@
-"""Where the values of a tensor lie in the image: followed through a forward pass, or
-guessed."""
+"""Where in the image the values of a tensor lie: followed through a forward pass, or
+guessed from shapes."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MISFITS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-"""What a rule for a function raises where it does not understand a call."""
+"""The errors that a function's rule raises if it does not understand a call."""
 
 Tables: TypeAlias = Sequence[Tensor | None]
 """A table for each tensor of a call; None for a tensor without one."""

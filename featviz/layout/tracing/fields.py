@@ -56,7 +56,7 @@ class FieldTables(NamedTuple):
 
 Constant: TypeAlias = tuple[()]
 Fields: TypeAlias = FieldTables | Constant
-"""What a tensor sees: CONSTANT if it is made of parameters and constants alone."""
+"""What a tensor sees: CONSTANT if it depends only on parameters and constants."""
 CONSTANT: Constant = ()
 """What a tensor without pixels sees: no tables, so that it is false in an `if`."""
 
@@ -433,13 +433,13 @@ def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
     if "conv" in call.name:  # grouped ones, too: all channels see the same pixels
         tables = [_mix(table, 1) for table in tables]
     for axis in range(2, len(call.shape)):
-        index = _taken(call, axis, tables[0].shape[axis])
-        tables = [_gathered(table, axis, index) for table in tables]
+        index = _taken_positions(call, axis, tables[0].shape[axis])
+        tables = [_gather_boxes(table, axis, index) for table in tables]
     edges = FieldTables._make(table.expand(call.shape) for table in tables)
     return [edges] * len(call.results)
 
 
-def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
+def _taken_positions(call: FollowedCall, axis: int, size: int) -> Tensor:
     """The positions of the argument that each position of the result takes along an axis.
 
     Args:
@@ -457,12 +457,12 @@ def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
     return torch.where(takes.gather(1, order), order, size)
 
 
-def _gathered(table: Tensor, axis: int, index: Tensor) -> Tensor:
+def _gather_boxes(table: Tensor, axis: int, index: Tensor) -> Tensor:
     """One edge of the boxes around the values that are taken along an axis.
 
     Args:
         table: that edge's table of the argument.
-        index: what `_taken` returns for the axis.
+        index: what `_taken_positions` returns for the axis.
     """
     # one more value, which sees no pixel, for the index `size`
     padding = [0, 0] * (table.ndim - 1 - axis) + [0, 1]
@@ -501,11 +501,11 @@ def _responses(call: FollowedCall, axis: int, size: int) -> Tensor:
         length = call.argument_along(axis, 1, "output_size") or size
         return functional.adaptive_avg_pool1d(impulses, length)
     if "conv" in name:
-        return _convolved(call, axis, impulses)
-    return _pooled(call, axis, impulses)
+        return _convolve_impulses(call, axis, impulses)
+    return _pool_impulses(call, axis, impulses)
 
 
-def _convolved(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
+def _convolve_impulses(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
     """What a convolution along one axis makes of impulses [size, 1, size]. All weights
     count as 1, since a weight of 0 would hide a position that is taken."""
     kernel = torch.ones(1, 1, call.argument(1, "weight").shape[axis])
@@ -524,7 +524,7 @@ def _convolved(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
     )
 
 
-def _pooled(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
+def _pool_impulses(call: FollowedCall, axis: int, impulses: Tensor) -> Tensor:
     """What a pooling (average or maximum) along one axis makes of impulses
     [size, 1, size]."""
     kernel_size = call.argument_along(axis, 1, "kernel_size")

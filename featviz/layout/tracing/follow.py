@@ -128,13 +128,13 @@ class Follower:
         if layer.is_function:
             if layer.type == "fn:setitem" and self.constants is not None:
                 # an assignment returns None, so `leave` is not called for it
-                arguments = _shaped([args, kwargs])
+                arguments = _tensors_with_shape([args, kwargs])
                 if any(self._fields_of(tensor) != CONSTANT for tensor in arguments):
                     self._forget(arguments[0])
             return
         with unwatched(), torch.no_grad():
             if layer.index == 0:
-                for image in _shaped(args):
+                for image in _tensors_with_shape(args):
                     self._begin(image)
             if self._is_traced(layer):
                 for key, tensor in given_tensors(args, kwargs):
@@ -150,13 +150,17 @@ class Follower:
         # unwatched: functions that are applied to tables are not calls of the model
         with unwatched(), torch.no_grad():
             if layer.is_function:
-                arguments = _shaped([args, kwargs])
+                arguments = _tensors_with_shape([args, kwargs])
                 name = layer.type.removeprefix("fn:")
-                call = FollowedCall(name, args, kwargs, arguments, _shaped(output))
+                call = FollowedCall(
+                    name, args, kwargs, arguments, _tensors_with_shape(output)
+                )
                 self._pass_on(layer, call)
             elif layer.name in self.mixer_names and isinstance(output, Tensor):
                 # tokens come out where they went in
-                tables = [self._tag(tensor).positions for tensor in _shaped(args)]
+                tables = [
+                    self._tag(tensor).positions for tensor in _tensors_with_shape(args)
+                ]
                 positions = shared_positions(tables, output.shape)
                 self._tags[output] = replace(self._tag(output), positions=positions)
             if self.listener is not None:
@@ -207,6 +211,7 @@ class Follower:
         return self._tags.get(tensor) or Tag()  # type: ignore[no-untyped-call]
 
     def _made_by(self, tensor: Tensor) -> int | None:
+        """The listener's number of the call that made a tensor; None if unknown."""
         return self._tag(tensor).made_by
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
@@ -317,7 +322,7 @@ class Follower:
         self._changes[storage._cdata] = StorageChange(self._step, reference)
 
 
-def _shaped(value: Any) -> list[Tensor]:
+def _tensors_with_shape(value: Any) -> list[Tensor]:
     """The tensors in a value, as `leaves` finds them, without nested tensors: these have
     no shape."""
     return [tensor for tensor in tensors(value) if not tensor.is_nested]

@@ -78,7 +78,7 @@ def decide(shape: Sequence[int], hints: Hints) -> Decision:
     if 0 in shape:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.override is not None:
-        return Decision(_overridden(shape, hints), "--tensor-layout says so")
+        return Decision(_by_override(shape, hints), "--tensor-layout says so")
     decision = _by_shape(shape, hints)
     if hints.trace is not None:
         decision = _by_trace(shape, hints, hints.trace, decision)
@@ -170,7 +170,7 @@ def _check_layout(text: str) -> None:
         parse_grid(grid)
 
 
-def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
+def _by_override(shape: Sequence[int], hints: Hints) -> Arrangement:
     """The arrangement of a tensor in the layout that the user named (`hints.override`).
 
     Raises:

@@ -402,7 +402,7 @@ def reduce_positions(
     for axis in range(table.ndim):
         if not varies(table, axis):
             table = table.narrow(axis, 0, 1)
-    (axis,) = axes  # ValueError where there are several
+    (axis,) = axes  # ValueError if there are several
     patches = maps.merge(table.movedim(axis, -1)).movedim(-1, axis)
     return (patches if keepdim else patches.squeeze(axis)).expand(call.shape)
 
