@@ -62,27 +62,27 @@ def run(
     """Draw the feature maps of images, like the command `featviz run`.
 
     Args:
-        model: a MODEL string (`"resnet18"`, a file), or a module, which is given back
-            as it was.
+        model: a MODEL string (`"resnet18"`, a file), or a module, which is left as it
+            was.
         images: files, folders or globs; PIL images; arrays [H, W] or [H, W, C]; tensors
-            [H, W], [C, H, W] or [N, C, H, W]; or a list of these. What is in memory is
+            [H, W], [C, H, W] or [N, C, H, W]; or a list of these. An array or tensor is
             an image before any preprocessing: uint8, or floats in 0..1, which are
-            rounded to 8 bits (as by `torchvision.transforms.functional.to_pil_image`),
-            and is called `image-0.png`, `image-1.png`, ... in the run. Tensors [F] and
-            [1, F] are vectors of numbers as they are; a mapping of tensors by the names
-            of forward's arguments takes the place of images.
+            rounded to 8 bits (as by `torchvision.transforms.functional.to_pil_image`).
+            Images in memory are called `image-0.png`, `image-1.png`, ... in the run. A
+            tensor [F] or [1, F] is a vector, which the model gets as it is. In place of
+            images, a mapping has tensors by the names of forward's arguments.
         layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these.
             None takes one layer for each stage.
-        out: the run directory; of a URL (`"s3://bucket/maps"`) the folder `maps`, which
-            is copied there. None leaves nothing behind: the pictures are in a temporary
-            folder for as long as the result, or one of its captures, is in use.
+        out: the run directory. For a URL (`"s3://bucket/maps"`) it is the folder `maps`,
+            which is copied there. With None the pictures are in a temporary folder, which
+            is removed when neither the result nor one of its captures is in use.
         options: those below. `transform` may be a function from a PIL image to a tensor
             [C, H, W] or to a dict of tensors, and `forward_args` a mapping, both by
             forward's arguments.
 
     Returns:
-        The images, and what was drawn of each, which is read when it is asked for. What
-        goes wrong with one image is in its `error`.
+        A record with `images`. The pictures of an image are read when they are asked for.
+        If an image failed, its `error` says why.
 
     Example:
         >>> import featviz, torch
@@ -151,9 +151,9 @@ def diff(
     """Compare two runs, or two models on the same images, layer by layer.
 
     Args:
-        base, new: run directories or their URLs (`"s3://bucket/maps"`), or what
-            `featviz.run` gave; with `images` two models, as for `featviz.run`.
-        images, layers: as for `featviz.run`, of which both models are run with
+        base, new: run directories or their URLs (`"s3://bucket/maps"`), or results of
+            `featviz.run`; with `images` two models, as for `featviz.run`.
+        images, layers: as for `featviz.run`. Both models are run on these images with
             `tensors=True`. The runs are kept below `out`, or beside the page of `html`.
         options: those below.
 
@@ -219,11 +219,11 @@ def report(
     channels; or one page of an audit or of kernels.
 
     Args:
-        run: a run directory or its URL, which needs `out` and `single_file` or `zip`;
-            or what `featviz.run` gave; or the folder of an audit or of kernels.
+        run: a run directory, or its URL, which needs `out` and `single_file` or `zip`; a
+            result of `featviz.run`; or the folder of an audit or of kernels.
         out: the folder of the report, or its file with `single_file` or `zip`. None is
             `report`, `report.html` or `report.zip` in the run directory.
-        options: those below; `compare` may be what `featviz.run` gave.
+        options: those below; `compare` may be a result of `featviz.run`.
 
     Returns:
         A record with `page`, `files` and `incomplete`.
@@ -270,10 +270,11 @@ def sheet(
     """Draw a figure of runs, or an animation, like the command `featviz sheet`.
 
     Args:
-        runs: run directories or their URLs, or what `featviz.run` gave; one, or a list.
-            The folder of a `featviz.Watcher` stands for the runs of its steps.
+        runs: one run or a list of runs: run directories or their URLs, or results of
+            `featviz.run`. The folder of a `featviz.Watcher` stands for the runs of its
+            steps.
         layers: selectors, a class of modules, or a list of these.
-        images: names or globs; none of them means all.
+        images: names or globs; all images if it is empty.
         channels: `"12,40-43"`, `"varied:8"`, or numbers.
         out: the file. None writes none.
         options: those below.
@@ -305,7 +306,7 @@ def _run_of(run: Any) -> Path | Url:
     """The run directory of an argument, or its URL.
 
     Args:
-        run: a path, a URL, or what `featviz.run` returned.
+        run: a path, a URL, or a result of `featviz.run`.
 
     Raises:
         UsageError: the argument is anything else, or the path does not exist.

@@ -179,7 +179,7 @@ def kernels(
 
     Args:
         model, layers: as for `featviz.run`; without layers all convolutions.
-        out: the folder of the pictures. None leaves nothing behind.
+        out: the folder of the pictures; None for a temporary one.
 
     Returns:
         A record with `captures`, each with `image`, `layer` and `row`.
@@ -223,14 +223,13 @@ def look(
     **options: Any,
 ) -> LookResult:
     """Draw one quick picture of what a model makes of an image, like the command
-    `featviz look`: the input, the prediction, and of each layer the maps that tell
-    most.
+    `featviz look`: the input, the prediction, and the most telling maps of each layer.
 
     Args:
         model, image, layers: as for `featviz.run`; the first of several images is
             shown, with at most 10 layers.
-        out: a PNG file for the picture, in place of an earlier picture of look. None
-            writes none.
+        out: a PNG file for the picture, which may replace an earlier picture of look; None
+            writes no file.
 
     Returns:
         A record with `image` (the picture), `input`, `prediction` and `layers`.
@@ -311,9 +310,9 @@ def cam(
         method: `"gradcam"`, `"gradcam++"`, `"layercam"` and `"hirescam"` show what
             speaks for the target, `"xgradcam"` and `"gradxact"` also what speaks
             against it.
-        layers: as for `featviz.run`. None takes what enters a detector's head, the last
-            map before the logits of a segmentation, else the last layer whose output
-            has places of the image that the target depends on.
+        layers: as for `featviz.run`. None takes, for a detector, the layers whose maps
+            enter its head; for a segmentation, the last map before the logits; else the
+            last layer with places of the image on which the target depends.
         options: those below; without `out` nothing is written.
 
     Returns:
@@ -394,8 +393,8 @@ def audit(
         model, images: as for `featviz.run`.
         layers: selectors, a class of modules, or a list of these. None takes all
             activations.
-        out: the folder of audit.json and the pictures. None leaves nothing behind.
-        options: those below; with `fail_on`, `exit_code` is 4 where a gate fails.
+        out: the folder of audit.json and the pictures; None for a temporary one.
+        options: those below; with `fail_on`, `exit_code` is 4 if a gate fails.
 
     Returns:
         A record with `document`, the content of audit.json, `verdicts`, and
@@ -450,7 +449,7 @@ def exemplars(
 
     Args:
         model, images, layers: as for `featviz.run`.
-        out: the folder of the pictures and exemplars.json. None leaves nothing behind.
+        out: the folder of the pictures and exemplars.json; None for a temporary one.
 
     Returns:
         A record with `document`, the content of exemplars.json, and `picture(file)`,

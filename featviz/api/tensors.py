@@ -58,18 +58,19 @@ def capture(
             they are written, in all threads, since compiled code runs past hooks.
         layers: selectors, a class of modules, or a list of these; None takes all
             modules that have no modules inside. `fn:relu#0` is the relu that is called
-            first. An index into functions may not count from the end (`fn:relu#-1`):
-            they are met only as the model runs.
+            first. An index of functions cannot count from the end (`fn:relu#-1`), since
+            functions are found only as the model runs.
 
     Yields:
-        A mapping that fills as the model runs: qualified name (with `:KEY` behind it
-        for what stands in a tuple, list or dict) to one detached copy for each call.
-        Calls that a backward pass repeats (torch.utils.checkpoint) are not taken again.
+        A mapping that fills as the model runs. Its keys are qualified names, with `:KEY`
+        behind for a tensor in a tuple, list or dict. Its values are lists with a detached
+        copy for each call. Calls that a backward pass repeats (torch.utils.checkpoint)
+        are not taken again.
 
     Raises:
         UsageError: a selector cannot be read, or counts functions from the end; or no
-            layer matches. Where functions are selected, this shows only when the block
-            ends.
+            layer matches. If functions are selected, no match is an error only at the end
+            of the block.
 
     Example:
         >>> import torch, featviz
@@ -185,8 +186,8 @@ def grid(
         options: those below.
 
     Returns:
-        An image of mode L, or P for a colormap or where values are NaN or infinite, or
-        RGB for `reduce="pca"` and overlays.
+        An image of mode L; of mode P with a colormap, or if values are NaN or infinite; of
+        mode RGB with `reduce="pca"` or an overlay.
 
     Example:
         >>> import torch, featviz

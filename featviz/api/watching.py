@@ -67,24 +67,24 @@ class Watcher:
     """Draw the feature maps of fixed images, and audit their channels, while a model is
     trained.
 
-    Call `step` behind each step of the optimizer. Every `every` steps it writes a run
-    directory with an audit.json, `OUT/step-000100`; within `with` also
-    `OUT/step-000000`, the model before its first step, and the last step when the block
-    ends without an error. `featviz report OUT` shows the steps behind a slider. The
+    Call `step` after each step of the optimizer. Every `every` steps it writes a run
+    directory with an audit.json, `OUT/step-000100`. In a `with` block, the watcher also
+    writes `OUT/step-000000`, the model before its first step, and the last step when the
+    block ends without an error. `featviz report OUT` shows the steps with a slider. The
     training goes on as if it were not watched.
 
     Args:
-        model: the module that is trained, in whatever wrapper; the first of several
-            processes writes.
+        model: the module that is trained; it may be wrapped (DistributedDataParallel).
+            Of several processes, the first one writes.
         images, layers: as for `featviz.run`.
-        every: optimizer steps from one drawing to the next.
+        every: how many optimizer steps lie between two drawings.
         out: the folder of the series.
         tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
-        overwrite: replace the series that is there.
-        resume: go on with the series that is there, from a checkpoint; its later steps
-            are removed when the first new one is written.
-        start: optimizer steps that the model has taken already; with `resume`, where
-            there is a series, those of the checkpoint.
+        overwrite: replace a series that `out` holds already.
+        resume: go on with a series that `out` holds already, from a checkpoint. Steps of
+            the series after the first new one are removed when that is written.
+        start: how many optimizer steps the model has taken already. It is needed if
+            `resume` goes on with a series: the steps of the checkpoint.
         options: how maps are drawn and what the model gets, as for `featviz.run`.
 
     Example:
@@ -208,13 +208,13 @@ class Watcher:
         """Note a step of the optimizer, and draw if one is due.
 
         Args:
-            number: how many steps the model has taken by now; None counts one more.
-                Where numbers are skipped, the first one at or behind each multiple of
-                `every` is drawn.
+            number: how many steps the model has taken by now; None counts one more. If
+                numbers are skipped, the first one at or after each multiple of `every` is
+                drawn.
 
         Returns:
-            The run directory of this step if it was written, else None: it was not due,
-            this is not the first process, or a later step than the first could not be
+            The run directory of this step if it was written. None if the step was not due,
+            if this is not the first process, or if a step after the first one could not be
             written, of which the log warns.
 
         Raises:
@@ -235,10 +235,10 @@ class Watcher:
         return self._write() if is_due else None
 
     def close(self, draw_last: bool = True) -> None:
-        """End the series: nothing is written any more.
+        """End the series. Nothing is written after that.
 
         Args:
-            draw_last: draw the last step, where it was none of those that were due.
+            draw_last: draw the last step, unless it was drawn already.
 
         Raises:
             FeatvizError: the last step is the first that is drawn, and cannot be
@@ -446,8 +446,8 @@ class FitWatch:
     callback is made.
 
     Args:
-        part: the qualified name of the module that is watched, in the trainer's; empty
-            for the whole of it.
+        part: the qualified name, in the trainer's module, of the module that is watched;
+            empty for the trainer's module itself.
         images, layers, every, out, tensorboard, overwrite, options: as for `Watcher`.
     """
 
