@@ -1,5 +1,5 @@
-"""The errors that end a command with one clear line; this module knows nothing of the
-rest."""
+"""The errors that end a command with one clear line. This module imports no other module
+of featviz."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ NOTHING_DRAWN = (
     "take other --layers, or other --channels; `featviz layers MODEL` lists layers, with"
     " shapes and calls"
 )
-"""The hint where no layer gave a picture."""
+"""The hint for a run in which no layer gave a picture."""
 
 OF_THE_START: dict[str, Any] = {"waits": True}
-"""`extra` of a warning of what all results rest on, such as random weights. The command
-line prints it with the first result: an error that comes before needs no warning."""
+"""`extra` for a warning about all results, such as one of random weights. The command line
+prints such a warning with the first result; if an error comes first, never."""
 
 CHECK_FAILED = 4
-"""Exit code where a check that was asked for did not hold: no error, the command did
-its work."""
+"""The exit code if a check, such as a gate, did not pass. This is not an error: the
+command did its work."""
 
 
 class FeatvizError(Exception):
-    """Something the user can mend: a message with the value, and a hint with the
+    """An error that the user can mend. Its message has the wrong value, its hint the
     remedy.
 
-    `exit_code` is what the command line ends with when the error reaches it. Where a
-    change of the command would go on, `add` are the arguments that it lacks and
-    `replace` is one that it has, with what should stand there; the command line shows
-    the whole command. `instead` are arguments that would help in place of `add`: then
-    the hint names both remedies, with `; ` between them. `options` are those that the
-    message names as Python does (`size=big`); the command line names them as they are
-    typed (`--size big`)."""
+    `exit_code` is the exit code of the command line for this error. If a changed command
+    would succeed, the command line shows it: with the arguments `add`; or with an argument
+    replaced, by `replace`, a pair of the old and the new one. `instead` are arguments that
+    would help as well as `add`: then the hint names both remedies, with `; ` between them.
+    `options` are the names of options that the message writes as Python does (`size=big`);
+    the command line writes them as users type them (`--size big`)."""
 
     exit_code = 1
 
@@ -44,7 +43,8 @@ class FeatvizError(Exception):
         replace: tuple[str, str] | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
-        """Keep what the class says; a traceback shows the hint as well."""
+        """Make an error, as the docstring of the class says. A traceback also shows the
+        hint."""
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -63,28 +63,30 @@ class UsageError(FeatvizError):
 
 
 class FileError(FeatvizError):
-    """A file that somebody else wrote and that cannot be used: names it and says why."""
+    """A file cannot be read, or is not what it should be."""
 
 
 class LoadError(FeatvizError):
-    """A model file or factory from which no model could be made."""
+    """No model could be made from a model file or a function of the user."""
 
 
 class ImageError(FeatvizError):
-    """An image that could not be read; the other images go on."""
+    """An image cannot be read, or the model does not take it. The command goes on with the
+    other images."""
 
 
 class ForwardError(FeatvizError):
-    """The model raised while an image went through it; the other images go on."""
+    """The model raised an exception for an image. The command goes on with the other
+    images."""
 
 
 class LayoutError(FeatvizError):
-    """A tensor that no layout can turn into maps; it is skipped with this reason."""
+    """No layout can turn a tensor into maps. The tensor is skipped, with this reason."""
 
 
 class StoreError(FeatvizError):
-    """The run directory cannot be written or read."""
+    """A run directory, or another result, cannot be read or written."""
 
 
 class CompareError(FeatvizError):
-    """Runs that cannot be set side by side, since they did not do the same."""
+    """Two runs cannot be compared, since they have different models or settings."""

@@ -94,13 +94,14 @@ def run(
 
 
 def _check_number(name: str, value: float, minimum: int) -> None:
-    if not value >= minimum:  # also of NaN
+    """Refuse a parameter below its minimum; UsageError for this, and for NaN."""
+    if not value >= minimum:
         raise UsageError(f"{name}={value:g}: expected a number ≥ {minimum}")
 
 
 def _wait(tasks: list[Any]) -> bool:
-    """Wait for all workers; returns whether a signal ended them. The error of the first
-    that fails is raised when the others have ended."""
+    """Wait for all workers, and return whether a signal ended them. If a worker fails, the
+    others are stopped, and its error is raised when they have ended."""
     import ray
 
     with stop_requests() as stop:
@@ -123,11 +124,10 @@ def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResul
 
     Args:
         root: the run directory.
-        results: of the shards.
-        interrupted: whether the user stopped the run.
+        results: the results of the shards.
+        interrupted: whether a signal stopped the run.
     """
-    # The shards say in which order the images stand: a shard has every n-th image, or
-    # all images of some archives.
+    # each shard has only some images, but the names of all images of the run in order
     names: dict[str, None] = {}
     drawn: dict[str, ImageResult] = {}
     for result in results:
@@ -135,8 +135,7 @@ def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResul
         drawn.update({image.name: image for image in result.images})
     missing: list[str] = []
     if results:
-        # of the record, which has also those of a shard that was stopped before it
-        # began
+        # from run.json, which also has the images of a shard that never began
         missing = read_json(root / RUN_FILE)["images"]["missing"]
     return RunResult(
         root,
@@ -154,20 +153,22 @@ def _draw_shard(
     """Draw one shard, in a worker.
 
     Args:
-        request: the model and the options, those of all shards.
-        files: all images, as on the command line; the shard takes its own of them.
-        cwd: where relative paths begin; becomes the current folder of the worker.
+        request: the model, and the options of the whole run.
+        files: all images of the run, as on the command line.
+        cwd: the folder where relative paths begin. It becomes the current folder of the
+            worker.
 
     Returns:
-        The shard's result. Its images keep their predictions and what was skipped, which
-        a result of `pipeline.run` lacks. Rows stay in the manifests.
+        The result of the shard. Its images have their predictions and skipped tensors,
+        which the result of `pipeline.run` lacks, but no rows.
     """
     os.chdir(cwd)
     images: list[ImageResult] = []
-    # a shard that Ray begins again goes on with what is complete
+    # `resume`: if Ray restarts a shard, it goes on after its complete images
     options = structs.replace(request.options, shard=shard, resume=True)
 
     def keep(image: ImageResult, total: int) -> None:
+        """Keep the result of an image, without its rows."""
         images.append(replace(image, rows=()))
 
     with request.borrowed() as model:
@@ -176,10 +177,10 @@ def _draw_shard(
 
 
 def _result(task: Any) -> Any:
-    """The result of a worker that has ended; None where it was stopped before it began.
+    """The result of a worker that has ended; None if it was stopped before it began.
 
     Raises:
-        FeatvizError: the worker's own, or it has died three times.
+        FeatvizError: the worker raised it, or the worker has died three times.
     """
     import ray
 

@@ -1,5 +1,5 @@
-"""Words of messages: lists, ranges and sizes in one form; and text that somebody else
-wrote, made fit for a message, a terminal, or the name of a file."""
+"""Writes lists, ranges and sizes for messages; and makes text from files and paths fit for
+a message, a terminal, or the name of a file."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 
 
 def printable(text: str) -> str:
-    r"""The same text with every control character, line break and lone surrogate
-    escaped: a name from outside could else set a terminal's title, colour the screen or
-    forge lines of output."""
+    r"""The text with every control character, line break and lone surrogate escaped.
+    Without this, the name of a file could set the title of a terminal, colour the screen
+    or forge lines of output."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def printable_json(content: Any, indent: int | None = None) -> str:
-    """A JSON document that can be shown: what `printable` escapes, JSON escapes too.
+    """A JSON document in which all characters that `printable` escapes are escaped, as JSON
+    writes them.
 
     Args:
-        content: what `json.dumps` takes.
-        indent: spaces for each level; None puts all on one line.
+        content: any value that `json.dumps` takes.
+        indent: how many spaces each level has; None puts all on one line.
     """
     text = json.dumps(content, indent=indent, ensure_ascii=False)
     if text.replace("\n", "").isprintable():
@@ -48,14 +49,14 @@ def percent(share: float, space: str = " ") -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether Python makes a number of this text: of `²` and of 5,000 digits it makes
-    none."""
+    """Whether a text is a whole number of less than 1,000 decimal digits: `int` fails for
+    `²`, and for 5,000 digits."""
     return text.isdecimal() and len(text) < 1000
 
 
 def quoted(value: object, limit: int = 160) -> str:
-    """A text from a file, a path or an error as a message may show it: printable, on one
-    line, and of at most `limit` characters."""
+    """A text from a file, a path or an error, made fit for a message: printable, on one
+    line, and cut to `limit` characters."""
     text = str(value)
     return printable(text[:limit]) + ("…" if len(text) > limit else "")
 
@@ -85,29 +86,33 @@ def listed(
 def did_you_mean(
     name: str, names: Iterable[str], otherwise: str = "", most: int = 1
 ) -> str:
-    """A hint with the names that a misspelt one is most like.
+    """A hint with the names that are most like a misspelt one.
 
     Args:
-        otherwise: the hint where none is like it.
-        most: names of the hint.
+        name: the misspelt name.
+        names: the possible names.
+        otherwise: the hint if no name is like it.
+        most: the most names in the hint.
     """
     close = difflib.get_close_matches(name, list(names), most)
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its class where it has none."""
+    """The first line of an error's message; for an empty message, the name of the error's
+    class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def layer_named(label: str) -> str:
-    """A layer's label within a sentence: `layer 4`, where a number begins it, as in
-    nn.Sequential; the label alone where it is read as a name."""
+    """A layer's label for a sentence: `layer 4` for a label that begins with a digit, as in
+    nn.Sequential; any other label as it is."""
     return f"layer {label}" if label[:1].isdecimal() else label
 
 
 def of_image(image: str, message: str) -> str:
-    """A message with the name of its image, which some begin with already."""
+    """A message that begins with the name of its image. Nothing is added to a message that
+    begins with it already."""
     if message.startswith((f"{image} ", f"{image}:")):
         return message
     return f"{image}: {message}"
@@ -118,13 +123,14 @@ def gaps(
     never_ran: Collection[str],
     others: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
-    """What a message says of layers that have no result, a line for each kind, with the
-    first three layers of a reason, which is said once.
+    """Lines for a message on layers without a result: one for layers that never ran, one
+    for skipped layers by reason, and one for each of `others`. A line names the first three
+    layers, or the first three reasons with three layers each.
 
     Args:
-        skipped: reasons, by the label of the layer.
-        never_ran: labels.
-        others: texts that begin with a label, by what is said of them.
+        skipped: the reasons why layers were skipped, by their labels.
+        never_ran: the labels of layers that never ran.
+        others: further texts that begin with a label, by the title of their line.
     """
     labels: dict[str, list[str]] = {}
     for label, reason in skipped.items():
@@ -141,8 +147,8 @@ def gaps(
 
 
 def cut(text: str, limit: int) -> str:
-    """A text of more than `limit` characters as its beginning and its end, `limit` of
-    them in all, around a `…`: `laye…onv1`."""
+    """Cut a text of more than `limit` characters in its middle: `laye…onv1`. `limit`
+    characters are left, besides the `…`."""
     if len(text) <= limit:
         return text
     head = limit // 2
@@ -150,16 +156,19 @@ def cut(text: str, limit: int) -> str:
 
 
 def by(sizes: Iterable[object]) -> str:
-    """Sizes as one speaks of them: `1×64×56×56`."""
+    """Sizes for people: `1×64×56×56`."""
     return "×".join(map(str, sizes))
 
 
 def read_ranges(text: str) -> list[int]:
-    """Numbers and ranges (`0-2,5`), in their order and each once.
+    """Read numbers and ranges, such as `0-2,5`.
+
+    Returns:
+        The numbers in the order of the text, each once.
 
     Raises:
-        ValueError: A term is neither a number nor a range, its range runs backwards, or
-            holds more than a million numbers. The message is the term.
+        ValueError: a term is neither a number nor a range, or its range runs backwards or
+            has more than a million numbers. The message is the term.
     """
     numbers: dict[int, None] = {}
     for term in text.split(","):
@@ -181,15 +190,14 @@ def ranges(
     comma: str = ",",
     dash: str = "-",
 ) -> str:
-    """Numbers with those that follow one another as ranges (`0-2,5`), which
-    `read_ranges` reads back.
+    """Write numbers, with successive ones as ranges: `0-2,5`. `read_ranges` reads this back.
 
     Args:
-        numbers: In any order, which stays.
-        limit: How many ranges are written; behind them it says how many numbers there
-            are more.
-        comma: Between ranges.
-        dash: Between the ends of a range.
+        numbers: the numbers; their order is kept.
+        limit: the most ranges that are written; the text then ends with the number of
+            left out numbers. None writes all ranges.
+        comma: the text between ranges.
+        dash: the text between the ends of a range.
     """
     runs: list[range] = []
     # all channels of a layer: one range, whose numbers need not be counted
@@ -210,20 +218,20 @@ def ranges(
 
 
 class TextTable(NamedTuple):
-    """A table of text, with numbers to the right."""
+    """A table of text."""
 
     headings: Sequence[str]
     numbers: Collection[str]
-    """The headings of columns that hold numbers, which stand to the right."""
+    """The headings of the columns with numbers, which are aligned to the right."""
     rows: Sequence[Sequence[str]]
     totals: Sequence[Sequence[str]] = ()
-    """Rows at the end, which sum up those above."""
+    """Rows at the end, with the sums of the rows above."""
     footer: Sequence[str] = ()
     """Lines below the table."""
 
     def __str__(self) -> str:
-        """The table in columns two spaces apart, then the footer; without rows, the
-        footer alone. Control characters are escaped."""
+        """The table with two spaces between columns, then the footer. A table without rows
+        has only the footer. Control characters are escaped."""
         footer = [printable(line) for line in self.footer]
         if not self.rows:
             return "\n".join(footer)
@@ -241,11 +249,11 @@ class TextTable(NamedTuple):
 
 
 _LONGEST_NAME = 100
-"""Characters of one name; the rest is cut, and a hash put in its place."""
+"""The most characters of a safe name; of a longer one the end is replaced by a hash."""
 _LONGEST_PATH = 1000
-"""Bytes of an image's path within a run."""
+"""The most bytes in the path of an image's folder in a run."""
 _DEEPEST = 32
-"""Folders of an image's path within a run."""
+"""The most folders in the path of an image in a run."""
 _UNPORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]|[. ]$')
 _RESERVED = re.compile(
     r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?"  # on Windows
@@ -257,8 +265,8 @@ _RESERVED = re.compile(
 
 @lru_cache(4096)
 def safe_name(name: str) -> str:
-    """A file name that every system takes, that featviz writes nothing else under, and
-    that is not hidden; a name that had to be changed gets 8 hex digits of a hash."""
+    """Make a name fit for a file: every system allows it, no other file of featviz has it,
+    and it is not hidden. A name that is changed for this gets 8 hex digits of a hash."""
     clean = _UNPORTABLE.sub("_", name)
     if _RESERVED.fullmatch(clean):
         clean = f"_{clean}"
@@ -278,9 +286,9 @@ def safe_name(name: str) -> str:
 
 
 def safe_path(name: str) -> str:
-    """The folder of an image with this relative name, with forward slashes: each part
-    by `safe_name`; all of it as one part where the path would be too long for the
-    system."""
+    """The path of an image's folder in a run, by the image's name: each part of the name is
+    made safe by `safe_name`. If the path would be too long or too deep, the whole name
+    becomes one part."""
     path = "/".join(safe_name(part) for part in name.split("/"))
     if path.count("/") < _DEEPEST and len(path.encode()) <= _LONGEST_PATH:
         return path
@@ -288,13 +296,13 @@ def safe_path(name: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 image`, `2,000 images`, `3 classes`."""
+    """A number with its noun: `1 image`, `2,000 images`, `3 classes`."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}" + ("" if count == 1 else ending)
 
 
 def size_text(count: float) -> str:
-    """Bytes as one speaks of them: `1.3 MB`, below a tenth of one `52 kB`."""
+    """A number of bytes for people: `1.3 MB`; below 0.1 MB, `52 kB`."""
     if count >= 100_000:
         return f"{count / 1e6:.1f} MB"
     digits = 0 if count >= 10_000 else 1

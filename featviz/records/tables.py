@@ -1,5 +1,4 @@
-"""What options choose from, one record each: formats, capture kinds, reductions and
-presets."""
+"""Tables of what options choose from: formats, capture kinds, reductions and presets."""
 
 from __future__ import annotations
 
@@ -13,20 +12,19 @@ class PictureFormat:
     """A format in which pictures of feature maps are written and read back."""
 
     name: str
-    """On the command line, and the ending of files."""
+    """The name on the command line, and the ending of files."""
     pillow: str
-    """What Pillow calls it."""
+    """Pillow's name of the format."""
     mime: str
     largest: int
-    """Pixels of a side that it can hold."""
+    """The largest width and height in pixels."""
     save: Mapping[str, object] | None
-    """Options with which Pillow writes it; None for PNG, which our own encoder writes.
-    """
+    """Pillow's options for writing it; None for PNG, which featviz writes itself."""
     description: str = "lossless"
     levels: bool = False
-    """Whether the pixels that are read back are the levels that were drawn."""
+    """Whether a file has the levels of the maps, which can be read back."""
     comment: str | None = None
-    """Pillow's option for a text in the file; None where it has no place for one."""
+    """Pillow's option for a text in the file; None if files cannot have a text."""
 
 
 FORMATS = {
@@ -61,27 +59,28 @@ SUFFIXES = tuple(f".{name}" for name in FORMATS)
 
 
 class CaptureKind(NamedTuple):
-    """One kind of tensor that can be captured of a layer."""
+    """A kind of tensor that can be captured at a layer."""
 
     name: str
-    """On the command line, and the begin of file names."""
+    """The name on the command line, and the beginning of file names."""
     of: str
-    """What of the layer it is, or is the gradient of: `output` or `input`."""
+    """`output` or `input`: the tensor is this of the layer, or the gradient at it."""
     backward: bool
-    """Whether it takes a backward pass."""
+    """Whether it needs a backward pass."""
     help: str
-    """What the help of `--capture` says of it."""
+    """Its text in the help of `--capture`."""
     normalize: str = "auto"
-    """The normalisation that `auto` stands for; `auto` where the picture decides."""
+    """The normalisation that `auto` means; `auto` itself if it depends on the picture."""
     cmap: str = "auto"
-    """The colormap that `auto` stands for."""
+    """The colormap that `auto` means; `auto` itself if it depends on the picture."""
 
 
 SALIENCY = "saliency"
-"""The key of the picture of all channels of a gradient of the image; its values have no
-sign."""
+"""The key of the saliency picture: one tile of all channels of the gradient at the image,
+without signs."""
 
-# A few values of a gradient are so large that all others would be white beside them
+# A percentile, since a few values of a gradient are so large that all others would look
+# white.
 _GRADIENT_SCALE = "symmetric-percentile:99"
 KINDS = {
     kind.name: kind
@@ -106,35 +105,34 @@ KINDS = {
         ),
     )
 }
-"""By name, in the order of help texts."""
+"""The capture kinds by name, in the order of help texts."""
 
 
-# What several folders ask of the table, worked out once.
 BACKWARD = {name for name, kind in KINDS.items() if kind.backward}
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One way to make one tile of all channels."""
+    """A way to reduce all channels to one tile."""
 
     name: str
-    """On the command line."""
+    """The name on the command line."""
     title: str
-    """The picture for people: in captions, figures and reports."""
+    """The name in captions, figures and reports."""
     help: str
-    """What the help of `--reduce` says of it."""
+    """Its text in the help of `--reduce`."""
     unit: str = ""
-    """What its values are counted in, where that is not the unit of the tensor."""
+    """The unit of its values; empty if this is the unit of the tensor."""
     colors: tuple[tuple[str, str], ...] = ()
-    """Colours (`#rrggbb`) of its components and what they stand for; none where it has
-    one, which is drawn in levels."""
+    """The colours (`#rrggbb`) of its components, each with a meaning. Empty for a reduction
+    to a single component, which is drawn by a colormap."""
     weighs: bool = False
-    """Whether it is a class activation map, which needs a backward pass and places of
-    the image."""
+    """Whether it is a class activation map, which needs a backward pass, and maps of the
+    image."""
     attends: bool = False
-    """Whether it is made of attention weights, which are there in the forward pass."""
+    """Whether it is made from the attention weights of the forward pass."""
     signed: bool = False
-    """Whether its values are for or against something: zero is the middle of its
+    """Whether its values are for or against the target: zero is in the middle of the
     colours."""
 
 
@@ -195,9 +193,9 @@ REDUCTIONS = {
         ),
     )
 }
-"""By name, in the order of help texts; `--reduce`, figures and the report read it. The
-arithmetic is `drawing.drawer.REDUCTIONS`, a function for each of one component, and
-`drawing.drawer.METHODS`, which has one for each that weighs or attends."""
+"""The reductions by name, in the order of help texts. Their arithmetic is in
+`drawing.drawer`: the functions of METHODS for those that weigh or attend, of REDUCTIONS for
+others of a single component."""
 
 CLASS_MAPS = {
     name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs
@@ -209,12 +207,12 @@ SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 
 
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Relu", "fn:relu", "fn:relu6"})
-"""Types of calls whose output is zero below a threshold, whatever the model: a channel
-that is zero there in all images is dead. `Relu` is ONNX's."""
+"""The types of layers that set values below a threshold to zero. A channel that is zero
+there in all images is dead. `Relu` is the operator of ONNX."""
 
 
-# Of a function that an exporter writes as several operators, the last has its value:
-# silu is Sigmoid and Mul.
+# If an exporter writes a function as several operators, the last one stands for it: silu
+# becomes Sigmoid and Mul.
 FUNCTIONS_OF_OPERATORS = {
     "Add": "add",
     "Clip": "relu6 hardtanh clamp",
@@ -237,25 +235,27 @@ FUNCTIONS_OF_OPERATORS = {
     "Sub": "sub",
     "Tanh": "tanh",
 }
-"""Operators of ONNX, and the functions of torch that become them, the likeliest first."""
+"""By operator of ONNX, the functions of torch that exporters write as this operator, the
+likeliest first."""
 
 
 class InputPreset(NamedTuple):
-    """How images become the input of a family of models; steps that are None are left
+    """The preprocessing of images for a family of models. A step that is None is left
     out."""
 
     description: str
     resize: int | None = None
-    """The shorter side, pixels."""
+    """The length in pixels to which the shorter side is resized."""
     crop: int | None = None
-    """Both sides, pixels."""
+    """The height and width in pixels of the crop from the centre."""
     mean: tuple[float, ...] | None = None
+    """The mean of each channel, for values 0..1."""
     std: tuple[float, ...] | None = None
-    """`mean` and `std` of the channels, for values 0..1."""
+    """The standard deviation of each channel, for values 0..1."""
     interpolation: str = "bilinear"
     letterbox: int | None = None
-    """The longer side in pixels, where Ultralytics' LetterBox pads the image instead.
-    """
+    """The length in pixels to which Ultralytics' LetterBox resizes the longer side, before
+    it pads the image; None for no LetterBox."""
 
 
 PRESETS = {
