@@ -54,8 +54,8 @@ class Arrangement:
     @property
     def token_count(self) -> int:
         """How many tokens are on, before and behind the grid."""
-        beside = len(self.prefix) + len(self.suffix)
-        return self.time * self.height * self.width + beside
+        off_grid = len(self.prefix) + len(self.suffix)
+        return self.time * self.height * self.width + off_grid
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,8 @@ def _mix(table: Tensor, *axes: int) -> Tensor:
 
 
 def move_fields(function: Callable[..., Any]) -> FieldRule:
-    """A rule for a function that moves values and changes none."""
+    """A rule for a function that moves values and changes none: it is applied to the
+    tables."""
     return _on_each_edge(
         lambda call, tables: [
             _slim(table) for table in call.repeat(function, _only(tables))
@@ -308,7 +309,7 @@ def move_fields(function: Callable[..., Any]) -> FieldRule:
 
 
 def join_fields(function: Callable[..., Any]) -> FieldRule:
-    """A rule for a function that joins tensors."""
+    """A rule for a function that joins tensors: it is applied to their tables."""
     nothing = torch.zeros(())
     return _on_each_edge(
         lambda call, tables: [

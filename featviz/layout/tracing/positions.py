@@ -398,7 +398,7 @@ def reduce_positions(
     keepdim = table.ndim == len(call.shape)
     if not any(varies(table, axis) for axis in axes):
         return table.amax(list(axes), keepdim=keepdim)
-    # channels with the same positions are merged once
+    # positions that are the same along an axis are merged only once
     for axis in range(table.ndim):
         if not varies(table, axis):
             table = table.narrow(axis, 0, 1)
@@ -408,8 +408,9 @@ def reduce_positions(
 
 
 def resample(maps: SourceMaps, call: FollowedCall, tables: Tables) -> Tables:
-    """The rule of resizing: the result keeps the positions if it keeps the size, else it
-    lies in a new map."""
+    """The rule of resizing: the result keeps the positions if it has as many rows and
+    columns, else it lies in a new map. It has no positions if the rows or columns of the
+    argument are not those of the image."""
     table = tables[0]
     shape = call.shape
     if table is None or table.ndim not in (4, 5):
