@@ -58,11 +58,11 @@ def tile_count(row: Capture) -> str:
     """What a picture shows: `64 feature maps`; for a single tile of all channels, the
     reduction and the number of maps: `maximum of 64 feature maps`."""
     if row.reduce is not None:
-        return f"{_reduction(row)} of {counted(row.maps, 'feature map')}"
+        return f"{reduction(row)} of {counted(row.maps, 'feature map')}"
     return counted(len(row.drawn), "feature map")
 
 
-def _reduction(row: Capture) -> str:
+def reduction(row: Capture) -> str:
     """The reduction of a picture in words. The row must have a `reduce`."""
     return REDUCTIONS[row.reduce].title if row.reduce in REDUCTIONS else str(row.reduce)
 
@@ -90,7 +90,7 @@ def map_count(row: Capture) -> str:
     """How many maps a tensor has, and how many of them are drawn: `16 of 64`."""
     if row.reduce is not None:
         return (
-            f"{row.maps}, as one tile: their {_reduction(row)} (--reduce {row.reduce})"
+            f"{row.maps}, as one tile: their {reduction(row)} (--reduce {row.reduce})"
         )
     drawn = len(row.drawn)
     if drawn == row.maps:

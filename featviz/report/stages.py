@@ -20,7 +20,7 @@ import numpy as np
 
 from featviz.drawing.channels import farthest_first
 from featviz.records import BACKWARD, ClassScore, Floats
-from featviz.report.descriptions import number, span
+from featviz.report.descriptions import number, reduction, span
 from featviz.report.figures import Figure, Group, ReportPage
 from featviz.report.totals import ChannelFindings, ChannelTotals
 from featviz.rundir.schema import Capture
@@ -110,6 +110,11 @@ class NetworkStage:
     previews: list[NetworkStep]
     """The steps that are shown while the stage is folded: evenly spread ones of those
     with maps, always the last of these; empty if no step has maps."""
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether each step is one map of all channels."""
+        return _are_reduced(self.steps)
 
     @property
     def layer_count(self) -> int:
@@ -243,12 +248,17 @@ def _titles(steps: Sequence[NetworkStep]) -> list[str]:
     """The title of the stage of each step; successive steps with one title are a stage.
     Titles are resolutions, `28×28`. But if a large network has only one resolution, or
     resolutions that go up and down, titles are the modules that contain the steps, if
-    modules of some depth make a fair number of stages.
+    modules of some depth make a fair number of stages. Steps of one map each have one
+    title, `Grad-CAM`.
 
     Args:
         steps: all steps of the forward pass, or all gradients, in the order in which they
             ran.
     """
+    # one map of a layer is small enough to stand beside those of all others
+    if _are_reduced(steps):
+        title = reduction(steps[0].figure.row)
+        return [title[0].upper() + title[1:]] * len(steps)
     # A convolutional network has few resolutions. A transformer has only one, and in a
     # U-Net or a feature pyramid they go up and down.
     sizes = _resolutions(steps)
@@ -263,6 +273,11 @@ def _titles(steps: Sequence[NetworkStep]) -> list[str]:
         if 2 < _runs(modules) <= max_stages:
             return modules
     return sizes
+
+
+def _are_reduced(steps: Sequence[NetworkStep]) -> bool:
+    """Whether each step is one map of all channels, as --reduce makes it."""
+    return all(step.figure.row.reduce is not None for step in steps)
 
 
 def _runs(titles: Sequence[str]) -> int:

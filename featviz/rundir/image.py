@@ -26,6 +26,7 @@ from featviz.errors import FileError, StoreError
 from featviz.files import ReadFolder, npy, parse_json
 from featviz.files.npy import read_arrays
 from featviz.records import (
+    CLASS_MAPS,
     FORMATS,
     STAT_COLUMNS,
     Bytes,
@@ -45,7 +46,7 @@ from featviz.rundir.schema import (
     SizeFields,
     Text,
 )
-from featviz.text import by, quoted
+from featviz.text import by, percent, quoted
 
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
@@ -184,6 +185,17 @@ class Manifest:
     interventions: list[InterventionFields] = field(default_factory=list)
 
     @property
+    def target_title(self) -> str:
+        """What gradients were taken of: `tabby (43.1 %)` for a class of the prediction, else
+        `class 7`, `box 0`. Empty where none were taken."""
+        of = self.target.of if self.target is not None else None
+        for rank, guess in enumerate(self.prediction):
+            targets = {f"class:{guess.index}", f"class:{guess.name}"}
+            if of in targets or (of == "top1" and rank == 0):
+                return f"{guess.title} ({percent(guess.probability)})"
+        return (of or "").replace(":", " ", 1)
+
+    @property
     def boxes(self) -> list[InputBox]:
         """The boxes of the detections, in pixels of input.png. Empty where the manifest
         has no window of the image in it, or no size of the image."""
@@ -297,9 +309,13 @@ class ReadImage:
 
     @cached_property
     def captures(self) -> Mapping[CaptureKey, Capture]:
-        """The captures of the manifest by their keys, in the order in which their tensors
-        were captured."""
-        return {row.capture_key: row for row in self.manifest.captures}
+        """The captures of the manifest by their keys, in the order in which the layers ran;
+        gradients in the order in which they came, from the output to the input."""
+        rows = self.manifest.captures
+        # a class activation map is of an output, and is drawn when the gradient comes
+        if all(row.reduce in CLASS_MAPS for row in rows):
+            rows = rows[::-1]
+        return {row.capture_key: row for row in rows}
 
     def stats(self) -> Mapping[str, Floats]:
         """The statistics of all captures.

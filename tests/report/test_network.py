@@ -238,6 +238,39 @@ def test_few_stages_show_several_layers(
     assert re.findall(r"maps of layer block(\d+)", page.text) == [str(n) for n in shown]
 
 
+@pytest.mark.parametrize(
+    ("target", "shown"), [(None, "class 1 (62.2 %)"), ("class:0", "class 0 (37.8 %)")]
+)
+def test_a_report_of_class_maps_names_method_and_target(
+    target: str | None, shown: str, tmp_path: Path
+) -> None:
+    """One map of each layer, unfolded, in the order of the network, though gradients come
+    from its end."""
+    pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    head = nn.Linear(2, 2)
+    convolutions = [nn.Conv2d(3, 2, 3, 2), nn.ReLU(), nn.Conv2d(2, 2, 3, 2), nn.ReLU()]
+    net = nn.Sequential(*convolutions, *pool, head)
+    for values in net.parameters():
+        nn.init.constant_(values, 0.1)
+    # the softmax of s and s + 0.5 is 37.8 and 62.2 %
+    head.bias.data = torch.tensor([0.0, 0.5])
+    options = {"reduce": "gradcam", "target": target, "preset": "none"}
+    featviz.run(net, torch.rand(3, 16, 16), "ReLU", tmp_path / "run", **options)
+    featviz.report(tmp_path / "run")
+    page = page_of(tmp_path / "run")
+    assert_says(
+        page.text,
+        f"Grad-CAM of image-0.png for {shown}",
+        "Grad-CAM · layers 1 to 3 (2)",
+        "1 ReLU of 2 maps",
+        "3 ReLU of 2 maps",
+    )
+    assert "Feature maps" not in page.text
+    assert "maps of layer" not in page.text
+    text = page_of(tmp_path / "run", "layer-000.html").text
+    assert_says(text, "3 →")
+
+
 def test_layers_are_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
     """Not in that of the model, in which a block's own function stands before its
     modules."""
