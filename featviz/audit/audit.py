@@ -72,7 +72,7 @@ def audit(
 
     Raises:
         UsageError: there is no image, no layer can be counted, a gate could never fail,
-            the baseline is no audit, or a file may not be written where it is to be.
+            the baseline is no audit, or a path may not be written to.
         FeatvizError: the model cannot be loaded, no image goes through it, or a file
             cannot be written.
     """

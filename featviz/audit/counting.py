@@ -143,7 +143,7 @@ class Tally:
     sums: Doubles
     """[C, 8], see the columns above. Of finite values: count, min (inf without any), max
     (-inf without any), mean, sum of squared deviations. Numbers of values: zero, not
-    finite, at a bound (NaN where the layer has none)."""
+    finite, at a bound (NaN if the layer has no bounds)."""
     best: Doubles
     """[C, TOP]: the largest maxima of images, descending. A non-finite value counts as
     inf; -inf stands for no image."""

@@ -59,7 +59,7 @@ class ChannelFinding:
     rank: int
     """Suspects are drawn in this order: 0 is the worst."""
     remedy: str = "ask for another finding"
-    """The hint where a gate names only layers that cannot be judged for it."""
+    """The hint if no layer of a gate can be judged for the finding."""
     yields_to: tuple[str, ...] = ("nonfinite",)
     """Findings that take the place of this one in channels that have both."""
 

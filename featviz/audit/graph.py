@@ -79,7 +79,7 @@ class CallGraph:
             kwargs: the arguments by name.
             output: what the call returned, of any type.
             made_by: takes a tensor, and returns the number of the node that made it; None
-                where no node did.
+                if no node did.
 
         Returns:
             The number of the call's node. None if the call has no node: it is a container,

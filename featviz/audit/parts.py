@@ -42,7 +42,7 @@ class Activation:
     """Whether it has no values below zero, and exact zeros: its channels can be dead."""
     bounds: tuple[float, ...] = ()
     """Values at which it saturates, ascending: an upper one, or a lower and an upper one;
-    none where it does not."""
+    empty if it does not saturate."""
     margin: float = 0.0
     """A value that is this near to a bound, or beyond it, is at the bound."""
 

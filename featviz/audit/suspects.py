@@ -225,7 +225,7 @@ def _show_again(
         for suspect in sheet.suspects:
             for number in suspect.images:
                 channels_of[number].add((sheet.source, suspect.channel))
-    # one image a batch, so that `current` says whose output a hook has
+    # one image in each batch: `current` is the image whose outputs the hooks get
     seen = SeenMaps({}, {})
     current = 0
 
@@ -244,7 +244,7 @@ def _show_again(
             model,
             inputs,
             size=1,
-            # nothing is said of an image that can no longer be read
+            # an image that can no longer be read is left out without a message
             failed=lambda number, error: None,
             numbers=sorted(channels_of),
         ):

@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 # the columns that name a tensor: on the page, the heading says the same
 _NAMING = ("layer", "type", "tensor")
-# ranges of newly dead channels that are written out
+# at most this many ranges of newly dead channels are listed
 _MAX_RANGES = 5
 
 
@@ -136,8 +136,8 @@ class ImageChange(NamedTuple):
 
 
 class ChannelChanges(NamedTuple):
-    """The fields of `diff.compare.Change`, arrays [channels], at their worst over the
-    images that could be compared."""
+    """The largest differences (and the smallest cosine) of each channel over the images that
+    could be compared: fields of `diff.compare.Change`, arrays [channels]."""
 
     absolute: np.ndarray
     relative: np.ndarray

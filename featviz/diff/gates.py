@@ -25,7 +25,7 @@ class Measure:
     """A number of a compared tensor that gates limit from below."""
 
     of_tensor: Callable[[ComparedTensor], float]
-    """The number over all images; NaN where it is not known."""
+    """The number over all images; NaN if it is not known."""
     of_image: Callable[[ImageChange], float | None]
     """The number in one image; None if it is not known."""
     unit: str

@@ -248,8 +248,8 @@ def square_side(values: np.ndarray, share: float) -> int:
     table = np.pad(values.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
 
     def largest_sum(side: int) -> float:
-        """The largest sum of values in a square of this side; where the square is
-        larger than the field, only the field counts."""
+        """The largest sum of values in a square of this side. A side that is longer than
+        one of the field is cut to it."""
         height = min(side, values.shape[0])
         width = min(side, values.shape[1])
         sums = table[height:, width:] - table[:-height, width:]
