@@ -179,8 +179,8 @@ class CallStack:
 
 @dataclass(eq=False)
 class FunctionMode(TorchFunctionMode):
-    """Reports the torch functions and tensor methods that modules call, and may replace
-    some of them, also where they are called outside of modules."""
+    """Reports the torch functions and tensor methods that modules call. It may replace some
+    of them; these are also replaced outside of modules."""
 
     leave: Leave = lambda layer, args, kwargs, result: None
     """Called after each reported call that returns tensors."""

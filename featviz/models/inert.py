@@ -64,19 +64,19 @@ class Made:
     """What would be set in it, as in a dict: keys and values."""
 
     def append(self, item: Any) -> None:
-        """APPEND, APPENDS, ADDITEMS."""
+        """Note an item: for the instructions APPEND, APPENDS and ADDITEMS."""
         self.items.append(item)
 
     add = append
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """SETITEM, SETITEMS."""
+        """Note a pair: for the instructions SETITEM and SETITEMS."""
         self.pairs.append((key, value))
 
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """The numbers of a tensor."""
+    """The storage that has the numbers of a tensor."""
 
     data: Any
     """A torch.TypedStorage."""
@@ -114,32 +114,35 @@ class Unpickler(pickle._Unpickler):
         return Name(f"{_RENAMED_MODULES.get(module, module)}.{name}")
 
     def _instantiate(self, maker: Any, arguments: Sequence[Any]) -> None:
-        """Note a call: pickle's own method for INST and OBJ, here for all calls."""
+        """Note a call. pickle itself calls this method for INST and OBJ; here all calls of a
+        file come to it."""
         if type(maker) is not Name:
             maker = Name("what another call returns")
         self.append(Made(maker, tuple(arguments)))
 
     def _call(self) -> None:
-        """REDUCE, NEWOBJ: the arguments are on top of the stack, what is called below."""
+        """REDUCE, NEWOBJ: note a call. Its arguments are on top of the stack, and below them
+        is the function or class."""
         arguments = self.stack.pop()
         if type(arguments) is not tuple:
             raise pickle.UnpicklingError("the arguments of a call are no tuple")
         self._instantiate(self.stack.pop(), arguments)
 
     def _call_with_keywords(self) -> None:
-        """NEWOBJ_EX: the keywords on top are dropped, since no value is made of them."""
+        """NEWOBJ_EX: note a call. Its keywords, on top of the stack, are dropped, since
+        `models.rebuild` makes no value that needs them."""
         self.stack.pop()
         self._call()
 
     def _build(self) -> None:
-        """BUILD: note a state of the object below it."""
+        """BUILD: note a state, on top of the stack, for the object below it."""
         state = self.stack.pop()
         if type(self.stack[-1]) is not Made:
             raise pickle.UnpicklingError("a state for what has none")
         self.stack[-1].states.append(state)
 
     def _empty_dict(self) -> None:
-        """EMPTY_DICT."""
+        """EMPTY_DICT: a new dict."""
         self.append(Made(Name("builtins.dict")))
 
     def _dict(self) -> None:
@@ -149,18 +152,19 @@ class Unpickler(pickle._Unpickler):
         self._empty_dict()
 
     def _empty_set(self) -> None:
-        """EMPTY_SET."""
+        """EMPTY_SET: a new set."""
         self.append(Made(Name("builtins.set")))
 
     def _frozenset(self) -> None:
         """FROZENSET: a new frozenset of all that is on the stack behind the mark."""
-        items = self.pop_mark()  # which puts another stack in the place of this one
+        # pop_mark replaces `self.stack`, so `append` comes after it
+        items = self.pop_mark()
         self.append(Made(Name("builtins.frozenset"), (items,)))
 
     def _bytearray(self) -> None:
-        """BYTEARRAY8."""
+        """BYTEARRAY8: bytes from the file, instead of a new bytearray."""
         length = int.from_bytes(self.read(8), "little")
-        # pickle's own method would reserve memory for bytes that are not there
+        # pickle's own method would allocate memory for any length that the file names
         self.append(self.read(length))
 
     def _persistent(self) -> None:

@@ -150,8 +150,8 @@ def _read_values(graph: Any) -> GraphValues:
     for node in graph.node:
         if not _is_constant(node, constants) and node.op_type not in _SHAPES:
             continue
-        # The weights of a convolution are still those of a tensor where they are
-        # quantised. A shape is known without the image, once the input's size is.
+        # Weights that are only quantised or transposed are still those of their
+        # initializer. Shape and Size do not depend on the image, but on its size.
         source = ""
         if node.op_type in _KEEPS_SOURCE:
             source = constants.get(node.input[0], "")
