@@ -52,7 +52,7 @@ def run(
 
     Args:
         model, images, layers, resume, options: as for `featviz.run`, but for `shard`
-            and `tensorboard`; paths are those of all machines, and a module is sent to
+            and `tensorboard`; all machines must have the same paths. A module is sent to
             each worker.
         out: the run directory, on a disk that all machines write to.
         cpus, gpus: of each worker, which has as many threads (Ray's `num_cpus` and

@@ -86,7 +86,7 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
 
     Returns:
         The files of the earlier result, in the order in which they are to be removed;
-        None where there is no earlier result.
+        None if there is no earlier result.
 
     Raises:
         StoreError: `root` is a file, or holds what featviz did not write, or an earlier
