@@ -182,7 +182,7 @@ const frame = (name, max, isOther = false) => ({{
   name, isOther, imageName: name, grid: {{ slots: new Map([[0, 0]]), stat: () => max }},
 }});
 const view = {{ group: {{ frames: [
-  frame("a", 1), frame("b", NaN), frame("c", 3), frame("c", 9, true),
+  frame("a", 1), frame("b", NaN), frame("c", 3), frame("c", 9, true), frame("d", -2),
 ] }} }};
 const zeros = (maps, ...channels) => (
   {{ grid: {{ maps, allZero: (channel) => channels.includes(channel) }} }});
@@ -207,7 +207,12 @@ OF_GROUPS = {
     "sorted('drawn')": [1, 0],  # channel 1 is all zero
     "sorted('mean', Infinity)": [4, 3, 2, 1, 0],
     "sorted('drawn', Infinity)": None,
-    "ChannelView.prototype.frames.call(view, 0).map(({name}) => name)": ["c", "a", "b"],
+    "ChannelView.prototype.frames.call(view, 0).map(({name}) => name)": [
+        "c",
+        "a",
+        "d",
+        "b",
+    ],
     "ChannelView.prototype.frames.call(view, 1)": [],
     "ChannelView.prototype.before.call(view, view.group.frames[2], 0).isOther": True,
     "ChannelView.prototype.before.call(view, view.group.frames[0], 0) ?? null": None,

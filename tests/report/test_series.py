@@ -295,6 +295,20 @@ def test_a_step_is_told_wherever_it_counts(opened: Page) -> None:
 
 
 @pytest.mark.slow
+def test_curves_of_a_later_start_begin_at_their_first_step(
+    browser: Any, series: Path
+) -> None:
+    """The mark stands at the left edge for it, and at the right edge for the last."""
+    shutil.rmtree(series / "step-000000")
+    build_report(series, ReportOptions())
+    marks = []
+    for step in (100, 250):
+        page = Page(browser, series).open(f"index.html?step={step}")
+        marks.append(float(page.one("[data-now]").get_attribute("x1")))
+    assert marks == pytest.approx([6, 314], abs=0.01)
+
+
+@pytest.mark.slow
 def test_a_step_without_an_audit_has_no_count(browser: Any, series: Path) -> None:
     """None is not zero."""
     (series / "step-000100" / "audit.json").unlink()

@@ -282,8 +282,10 @@ def test_layers_and_runs_are_rows() -> None:
 
 @pytest.fixture
 def tables() -> np.ndarray:
-    """Statistics [images, channels, 6]; one image has a channel of NaN."""
+    """Statistics [images, channels, 6]; one image has a channel of NaN, and another has
+    the contrasts of fifty."""
     tables = np.random.default_rng(3).random((3, 40, 6)).astype(np.float32)
+    tables[1, :, 3] *= 50
     tables[0, 7, :4] = np.nan
     return tables
 
@@ -661,6 +663,7 @@ def test_a_video_has_a_frame_for_each_image(root: Path, fps: float) -> None:
         ("a1", ["in/a1.png"]),
         ("a1.png", ["in/a1.png"]),
         ("in/*", ["in/a1.png"]),
+        ("b,", ["b.png"]),
         ("b,a*", ["b.png", "a[1].png", "in/a1.png"]),
         ("b,*.png", ["b.png", "a[1].png", "in/a1.png"]),
     ],
