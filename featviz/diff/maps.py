@@ -4,9 +4,10 @@ BASE, the same channels in NEW, and the signed difference.
     before          after           difference
     [5] [12] [3]    [5] [12] [3]    [5] [12] [3]     the most changed channel first
 
-Before and after share a scale, so that a grey is one value in both. The differences of
-all tensors share a scale, so that tensors can be compared. The gaps are wide enough for the
-number of a channel below its tile.
+Before and after share a scale, so that a grey is one value in both. The differences of each
+tensor have their own: on one scale for all tensors, those of the first to diverge, which
+are often the smallest, would all be grey. The gaps are wide enough for the number of a
+channel below its tile.
 """
 
 from __future__ import annotations
@@ -83,23 +84,18 @@ def draw(tensors: Sequence[ComparedTensor], base: ReadRun, new: ReadRun) -> Draw
     Raises:
         DamagedError: a file of an image cannot be read.
     """
-    # The values of all tensors are read first, since the largest difference of any of them
-    # is the end of the colours. They are small: 16 channels of each tensor.
-    changed = {}
-    for position in _drawn_positions(tensors):
-        values = _changed_values(tensors[position], base, new)
-        if values is not None:
-            changed[position] = values
-    limit = 0.0
-    for values in changed.values():
-        limit = max(limit, scale_of(values.signed.reshape(-1, 1)))
     drawn = list(tensors)
     pictures: dict[str, bytes] = {}
-    # `changed` is in the model's order, and so are the names of the files
-    for number, (position, values) in enumerate(changed.items()):
+    number = 0
+    # positions are in the model's order, and so are the names of the files
+    for position in _drawn_positions(tensors):
         tensor = tensors[position]
+        values = _changed_values(tensor, base, new)
+        if values is None:
+            continue
         stem = safe_name(f"{number:02d}_{tensor.label}.{tensor.key.stem}")
-        difference = _difference_map(tensor, values, stem, limit or 1.0)
+        number += 1
+        difference = _difference_map(tensor, values, stem)
         drawn[position] = replace(tensor, difference=difference)
         pictures |= _pictures(difference, tensor.type, values)
     return DrawnMaps(tuple(drawn), pictures)
@@ -194,14 +190,13 @@ def _shown_values(pair: TensorPair) -> _ShownValues | None:
 
 
 def _difference_map(
-    tensor: ComparedTensor, values: _ChangedValues, stem: str, limit: float
+    tensor: ComparedTensor, values: _ChangedValues, stem: str
 ) -> DifferenceMap:
     """Describe the pictures of a tensor, before they are drawn.
 
     Args:
         values: what the pictures show.
         stem: how the names of the three files begin.
-        limit: the relative difference at the ends of the colours, above 0.
     """
     numbers = []
     # a channel of one number would be a square of one grey: the number itself says more
@@ -217,7 +212,7 @@ def _difference_map(
         stem=tensor.key.stem,
         channels=tuple(values.channels),
         source=values.source,
-        limit=limit,
+        limit=scale_of(values.signed.reshape(-1, 1)) or 1.0,
         range=_extremes(values),
         plan=_plan(values.base.shape),
         slices=values.base.shape[1],

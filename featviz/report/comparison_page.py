@@ -235,8 +235,8 @@ def _columns(
         maps: the difference map of the tensor.
         address: returns the address of a picture, for its file.
     """
-    # Before and after share a grey scale. Differences have one colour scale for all
-    # layers, which a page may not change.
+    # Before and after share a grey scale. Differences have a colour scale, which a page may
+    # not change.
     low = number(maps.range.low)
     high = number(maps.range.high)
     end = number(maps.limit)
@@ -250,7 +250,7 @@ def _columns(
     change_key = ColorKey(
         low=f"−{end}",
         high=f"+{end}",
-        text="NEW − BASE, relative; one scale for all layers",
+        text="NEW − BASE, relative; scale of this layer",
         colors=scale_colors("coolwarm"),
     )
     channels = ", ".join(map(str, maps.channels))
