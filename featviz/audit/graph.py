@@ -21,7 +21,7 @@ from featviz.layout.tracing.follow import MadeBy
 from featviz.records import Layer
 from featviz.text import layer_named
 
-_KEEPS_CHANNELS = ("channelwise", "mixing")
+_KEEPS_CHANNELS = ("channelwise", "norm", "mixing")
 """Roles of parts whose output has the channels of the input, in their order."""
 
 
@@ -37,6 +37,17 @@ class CallNode:
     """Numbers of the nodes whose tensors it takes."""
     users: list[int]
     """Numbers of the nodes that take its tensors, in the order of their calls."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The calls of modules that lose a channel if it is cut out of the model."""
+
+    maker: Call
+    """The convolution or linear module that makes the channel."""
+    others: list[Call]
+    """The norms that follow it, and the convolutions and linear modules that read the
+    channel."""
 
 
 class CallGraph:
@@ -177,20 +188,20 @@ class CallGraph:
             number = node.users[0]
         return number
 
-    def maker_of(self, activation: int) -> Call | str:
-        """Find the convolution or linear module that makes the channels of an activation,
-        and from which a channel that is dead at the activation can be cut out.
+    def cut_at(self, activation: int) -> Cut | str:
+        """Find what loses a channel if one that is dead at an activation is cut out.
 
         Args:
             activation: number of the activation's node.
 
         Returns:
-            The call of this module; or as a text for people the reason why there is none.
+            As a text for people the reason why no channel can be cut out, if that is so.
         """
-        # Go back from the activation to the module. Each node on the way must have only
+        # Go back from the activation to the maker. Each node on the way must have only
         # one source, and that source only one user: a shortcut or a second head would miss
         # the channel. Each node must also be channelwise: after a cut, GroupNorm would give
         # other numbers.
+        norms = []
         user = activation
         while True:
             sources = self.nodes[user].sources
@@ -201,8 +212,64 @@ class CallGraph:
             label = layer_named(node.call.label)
             if node.users != [user]:
                 return f"the output of {label} is used elsewhere, too"
-            if node.part.role == "maker":
-                return node.call
-            if node.part.role != "channelwise":
+            if node.part.role not in ("maker", "channelwise", "norm"):
                 return f"{label} mixes channels or tensors"
+            if not node.part.can_be_cut and node.part.role != "channelwise":
+                return f"no single channel can be cut out of {label}"
+            if node.part.role == "maker":
+                break
+            if node.part.role == "norm":
+                norms.append(node.call)
             user = sources[0]
+        readers = self._readers_of(activation)
+        if isinstance(readers, str):
+            return readers
+        return Cut(node.call, norms + readers)
+
+    def _readers_of(self, activation: int) -> list[Call] | str:
+        """Find the convolutions and linear modules that read the channels of an activation,
+        each by input channels of its own.
+
+        Returns:
+            As a text for people the reason, if the channels are read in another way, too.
+        """
+        readers = []
+        reached = [activation]
+        for number in reached:
+            source = self.nodes[number]
+            if not source.users:
+                return "nothing takes its output"
+            for user in source.users:
+                node = self.nodes[user]
+                if self._keeps_apart(source, node):
+                    reached.append(user)
+                elif self._reads(source, node):
+                    readers.append(node.call)
+                else:
+                    label = layer_named(node.call.label)
+                    return f"{label} takes it, and may need every channel"
+        return readers
+
+    def _keeps_apart(self, source: CallNode, node: CallNode) -> bool:
+        """Whether a call passes on the channels of its source one by one, and zeros as
+        zeros."""
+        if node.part.role == "flatten":
+            return source.channel_axis == 1
+        if node.part.role != "channelwise" or node.channel_axis is None:
+            return False
+        before = self.shapes.get(source.call)
+        after = self.shapes.get(node.call)
+        if before is None or after is None or len(before) != len(after):
+            return False
+        # pooling along the axis of channels would mix them
+        return before[node.channel_axis] == after[node.channel_axis]
+
+    def _reads(self, source: CallNode, node: CallNode) -> bool:
+        """Whether a call is of a module that has input channels for those of its source."""
+        shape = self.shapes.get(source.call)
+        if node.part.role != "maker" or not node.part.can_be_cut or shape is None:
+            return False
+        if node.part.axis is None or source.channel_axis is None:
+            return False
+        # a linear module reads the last axis, of a map the columns
+        return (node.part.axis - source.channel_axis) % len(shape) == 0

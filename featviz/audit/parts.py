@@ -5,8 +5,9 @@ A wrong guess here is a wrong verdict, hence a table by hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -51,14 +52,21 @@ class Activation:
 class Part:
     """What a module or function does to channels."""
 
-    role: Literal["maker", "activation", "channelwise", "mixing", "other"]
+    role: Literal[
+        "maker", "activation", "channelwise", "norm", "flatten", "mixing", "other"
+    ]
     """maker: a convolution or linear module. channelwise: channel i of the output depends
-    only on channel i of the input. mixing: it depends on other channels, too (GroupNorm)."""
+    only on channel i of the input, and is 0 where that is 0. norm: the first alone holds
+    (BatchNorm). flatten: the axes after axis 1 are joined with it, or averaged. mixing:
+    channel i depends on other channels, too (GroupNorm)."""
     axis: int | None = None
     """The axis of the output that counts channels; None if it is the axis that counts them
     in the input."""
     activation: Activation | None = None
     """Which activation function it is; None in other roles."""
+    can_be_cut: bool = True
+    """Whether a channel can be cut out of the parameters by slicing them; True if there are
+    none."""
 
 
 # share of the range between two bounds within which a value is at one of them
@@ -104,10 +112,13 @@ _NAMES_OF_PARTS: Sequence[tuple[Part, str]] = (
     (Part("maker", axis=1), "_ConvNd Conv ConvTranspose"),
     (Part("maker", axis=-1), "Linear Gemm"),
     (
-        Part("channelwise"),
+        Part("norm"),
         "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm"
-        " BatchNormalization InstanceNormalization"
-        " _DropoutNd StochasticDepth DropPath dropout dropout2d"
+        " BatchNormalization InstanceNormalization",
+    ),
+    (
+        Part("channelwise"),
+        "_DropoutNd StochasticDepth DropPath dropout dropout2d"
         " _MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d MaxPool"
         " _AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d AveragePool"
         " GlobalAveragePool"
@@ -132,7 +143,9 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
     """The parts of a model's modules, by qualified name. Left out are modules whose class is
     not in PARTS, and modules that hold other modules."""
     parts = {}
-    for name, module in modules_by_name(model).items():
+    modules = modules_by_name(model)
+    places = Counter(map(id, modules.values()))
+    for name, module in modules.items():
         # before the table: ReLU6 is a Hardtanh, too, and each module has ends of its own
         if isinstance(module, nn.Hardtanh):
             parts[name] = _clipped(module.min_val, module.max_val)
@@ -146,9 +159,33 @@ def module_parts(model: nn.Module) -> dict[str, Part]:
         # the nearest known class in the MRO: what a subclass adds is not looked at
         for class_name in classes:
             if class_name in PARTS:
-                parts[name] = PARTS[class_name]
+                part = PARTS[class_name]
+                # what is cut out in one place would be missing in the others
+                is_alone = places[id(module)] == 1
+                can_be_cut = part.role != "maker" or _is_plain(module)
+                parts[name] = replace(part, can_be_cut=is_alone and can_be_cut)
                 break
     return parts
+
+
+_PLAIN = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether each channel of a convolution or linear module has slices of the weight of
+    its own."""
+    # A subclass may standardise the weight over all channels, and so may a hook. Such a hook
+    # leaves no parameter of this name.
+    has_weight = type(module) in _PLAIN and "weight" in module._parameters
+    return has_weight and getattr(module, "groups", 1) == 1
 
 
 def function_part(
@@ -163,8 +200,8 @@ def function_part(
     function = function_in(call.name)
     if function is None:
         return None
-    if function == "hardtanh":
-        return _hardtanh(*args, **kwargs)
+    if function in _PARTS_BY_ARGUMENTS:
+        return _PARTS_BY_ARGUMENTS[function](*args, **kwargs)
     return PARTS.get(function, _OTHER)
 
 
@@ -173,3 +210,37 @@ def _hardtanh(
 ) -> Part:
     """The part of a call of torch.nn.functional.hardtanh, which has these parameters."""
     return _clipped(min_val, max_val)
+
+
+_FLATTEN = Part("flatten", axis=1)
+
+
+def _flatten(input: Tensor, start_dim: Any = 0, *args: Any, **kwargs: Any) -> Part:
+    """The part of a call of torch.flatten."""
+    return _FLATTEN if start_dim == 1 else _OTHER
+
+
+def _view(input: Tensor, *shape: Any, **kwargs: Any) -> Part:
+    """The part of a call of Tensor.view or reshape. It flattens as `view(len(x), -1)`. With
+    a number in place of -1, fewer channels would not fit."""
+    sizes = shape[0] if len(shape) == 1 else shape
+    is_flat = isinstance(sizes, Sequence) and list(sizes) == [len(input), -1]
+    return _FLATTEN if is_flat else _OTHER
+
+
+def _mean(input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Part:
+    """The part of a call of torch.mean."""
+    axes = dim if isinstance(dim, Sequence) else [dim]
+    for axis in axes:
+        if not isinstance(axis, int) or axis % input.ndim < 2:
+            return _OTHER
+    return _FLATTEN
+
+
+_PARTS_BY_ARGUMENTS: dict[str, Callable[..., Part]] = {
+    "hardtanh": _hardtanh,
+    "flatten": _flatten,
+    "view": _view,
+    "reshape": _view,
+    "mean": _mean,
+}

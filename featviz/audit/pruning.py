@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from featviz.audit.findings import AuditedRow
+from featviz.audit.graph import CallGraph
 from featviz.audit.parts import Call
 from featviz.audit.plan import AuditPlan
 from featviz.gradients.passes import largest_change
 from featviz.hooks.capture import forward, tensors
 from featviz.models.load import LoadedModel
 from featviz.run.study import Batch
+from featviz.text import layer_named
 
 
 @dataclass(frozen=True)
@@ -32,40 +34,82 @@ class Prunable:
 
 
 def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
-    """Follow dead channels back to the layers that make them. If a layer runs several
-    times, a channel can be cut out only if it is dead after each call of the layer.
+    """Follow dead channels back to the layers that make them, and on to those that read
+    them. If a layer runs several times, a channel can be cut out only if it is dead after
+    each call of the layer.
 
     Args:
         rows: the entry `layers` of audit.json; `findings.dead` of a row lists the dead
             channels.
     """
-    prunable = Prunable()
+    graph = plan.graph
+    refused: dict[str, str] = {}
+    groups = _cuts_by_maker(plan, rows, refused)
+    prunable = Prunable(refused=refused)
+    for name, group in groups.items():
+        shared = _called_elsewhere(graph, set(group.activations))
+        shared = shared or _called_elsewhere(graph, group.others)
+        dead_everywhere = sorted(set.intersection(*group.dead_sets.values()))
+        if shared:
+            reason = f"{layer_named(shared)} runs elsewhere, too"
+            for activation in group.dead_sets:
+                refused[activation.label] = reason
+        elif dead_everywhere:
+            prunable.layers[name] = dead_everywhere
+            for activation in group.dead_sets:
+                prunable.zeroed[activation] = dead_everywhere
+    return prunable
+
+
+@dataclass(frozen=True)
+class _MakerCuts:
+    """What is cut with the channels of one convolution or linear module."""
+
+    activations: dict[Call, Call] = field(default_factory=dict)
+    """The activation that follows each call of the module."""
+    dead_sets: dict[Call, set[int]] = field(default_factory=dict)
+    """The dead channels of each activation."""
+    others: set[Call] = field(default_factory=set)
+    """`Cut.others` after all calls."""
+
+
+def _cuts_by_maker(
+    plan: AuditPlan, rows: Sequence[AuditedRow], refused: dict[str, str]
+) -> dict[str, _MakerCuts]:
+    """What is cut with the dead channels of each convolution and linear module, by its
+    name.
+
+    Args:
+        rows: those of `find_prunable`.
+        refused: gets the reasons for activations whose channels cannot be cut out.
+    """
     graph = plan.graph
     dead_by_label = {row["label"]: row["findings"].get("dead") for row in rows}
-    # of each maker, by its name: the activation that follows each of its calls
-    activations_of: dict[str, dict[Call, Call]] = {}
-    dead_channels = {}  # by activation
+    groups: dict[str, _MakerCuts] = {}
     for target in plan.targets:
         channels = dead_by_label.get(target.call.label)
         if target.dead_at is None or not channels:
             continue
         activation = target.dead_at.call
-        maker = graph.maker_of(graph.node_of[activation])
-        if isinstance(maker, str):
-            prunable.refused[activation.label] = maker
-        else:
-            dead_channels[activation] = channels
-            activations_of.setdefault(maker.name, {})[maker] = activation
-    # the makers of all calls: a call without a dead activation after it needs the channel
-    called_names = [node.call.name for node in graph.nodes]
-    for name, activations in activations_of.items():
-        dead_sets = [set(dead_channels[call]) for call in activations.values()]
-        dead_everywhere = sorted(set.intersection(*dead_sets))
-        if dead_everywhere and len(activations) == called_names.count(name):
-            prunable.layers[name] = dead_everywhere
-            for activation in activations.values():
-                prunable.zeroed[activation] = dead_everywhere
-    return prunable
+        cut = graph.cut_at(graph.node_of[activation])
+        if isinstance(cut, str):
+            refused[activation.label] = cut
+            continue
+        group = groups.setdefault(cut.maker.name, _MakerCuts())
+        group.activations[cut.maker] = activation
+        group.dead_sets[activation] = set(channels)
+        group.others.update(cut.others)
+    return groups
+
+
+def _called_elsewhere(graph: CallGraph, calls: set[Call]) -> str | None:
+    """The name of a layer that runs in these calls and in others, which need the channel
+    that is cut out of it; None if there is no such layer."""
+    names = {call.name for call in calls}
+    for node in graph.nodes:
+        if node.call.name in names and node.call not in calls:
+            return node.call.name
+    return None
 
 
 def prove(

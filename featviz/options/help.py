@@ -275,8 +275,8 @@ HELP: dict[str, dict[str, str]] = {
         "layers": _LAYERS,
         "batch_size": _BATCH_SIZE,
         "prove": (
-            "Run the images again without the channels that can be cut out, and print"
-            " by how much the output changes."
+            "Run the images again with the channels that can be cut out set to zero, and"
+            " print by how much the output changes."
         ),
         "max_suspects": "Draw at most N channels with a finding.",
         "out": "Write the results into this folder.",

@@ -33,7 +33,7 @@ class Planted(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, 1)
         self.bn = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 8, 1, groups=8)
+        self.conv2 = nn.Conv2d(8, 8, 1, groups=1 if way == "one group" else 8)
         self.head = nn.Linear(8, 4)
         self.way = way
         if not way.startswith("functional"):

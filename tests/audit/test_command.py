@@ -226,17 +226,18 @@ def test_pruned_channels_are_written_and_proved(
     featviz: Run, noise: Path, tmp_path: Path, out: Path
 ) -> None:
     """prune.json is {layer: [channels]}, and leaving them out changes nothing; with
-    --json, stdout has audit.json but for its files."""
+    --json, stdout has audit.json but for its files. The second convolution is of one
+    group here: channels can be cut out of what it reads."""
     prune = tmp_path / "prune.json"
-    call = ["audit", *planted_call("in place"), noise, "--out", out, "--json"]
+    call = ["audit", *planted_call("one group"), noise, "--out", out, "--json"]
     done = featviz(*call, "--prune-out", prune, "--prove", "--max-suspects", 1)
     assert done.code == 0
     written = read_audit(out)
     printed = json.loads(done.out)
     assert {**printed, "drawn": written["drawn"], "files": written["files"]} == written
     assert {"drawn", "files"}.isdisjoint(printed)
-    assert json.loads(prune.read_text()) == {"conv1": [0], "conv2": [6]}
-    assert "without the 2 channels that can be cut out the output changes" in done.err
+    assert json.loads(prune.read_text()) == {"conv1": [0]}
+    assert "without the 1 channel that can be cut out the output changes" in done.err
     assert "by 0 at most" in done.err
 
 

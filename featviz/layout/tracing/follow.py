@@ -131,6 +131,13 @@ class Follower:
                 arguments = _tensors_with_shape([args, kwargs])
                 if any(self._fields_of(tensor) != CONSTANT for tensor in arguments):
                     self._forget(arguments[0])
+            if layer.type == "fn:setitem" and self.listener is not None:
+                # it changes its first argument, which counts as its output
+                made_by = self.listener(
+                    layer, self._calls[layer.name], args, kwargs, args[0], self._made_by
+                )
+                self._calls[layer.name] += 1
+                self._note_call(args[0], made_by)
             return
         with unwatched(), torch.no_grad():
             if layer.index == 0:
