@@ -284,6 +284,17 @@ def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> Non
     assert_array_equal(rows, drawn)
 
 
+def test_windows_with_heads_have_a_channel_for_each_number_of_a_head() -> None:
+    """Queries [windows, heads, places, D]: the channels of the first head come first."""
+    queries = np.random.default_rng(0).random((6, 2, 4, 7))
+    rows = LAYOUTS["windows"].channels_first(queries, 14)
+    assert rows.shape == (14, 24)
+    for head in range(2):
+        for number in range(7):
+            expected = np.sort(queries[:, head, :, number].flatten())
+            assert_array_equal(np.sort(rows[7 * head + number]), expected)
+
+
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 

@@ -131,6 +131,18 @@ def test_images_whose_inputs_are_gone_are_named(
     assert tree(undisturbed) == tree(undisturbed.parent / "three")
 
 
+@pytest.mark.medium
+def test_an_image_whose_folder_has_another_name_is_no_stranger(
+    draw: Run, photos: Path, tmp_path: Path
+) -> None:
+    """Where its own name is none that every system takes."""
+    (photos / "01.png").rename(photos / "a:b?.png")
+    assert draw(tmp_path / "out").code == 0
+    done = draw(tmp_path / "out", "--resume")
+    assert done.code == 0
+    assert "no longer among" not in done.err
+
+
 # --overwrite
 
 
