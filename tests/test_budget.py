@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 297967,
+    "nodes": 298004,
     "nodes a code line": 8.7,
     "functions over 300 nodes": 66,
     "functions of complexity over 15": 0,

@@ -117,6 +117,11 @@ class PredictionChange:
         return self.before[0].index != self.after[0].index
 
     @property
+    def shift(self) -> float:
+        """How far the probability of the likeliest class moved, 0..1."""
+        return abs(self.after[0].probability - self.before[0].probability)
+
+    @property
     def text(self) -> str:
         """`cat.jpg: tabby 61.2 % → lynx 40.0 %`."""
         return f"{self.image}: {self.before[0].text} → {self.after[0].text}"

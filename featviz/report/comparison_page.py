@@ -97,7 +97,7 @@ class ComparisonPage:
     tensors: Sequence[ComparedTensorView]
     settings: Sequence[SettingChange]
     predictions: Sequence[PredictionChange]
-    """The predictions of all images, changed ones first."""
+    """The predictions of all images: changed ones first, then by `shift`."""
     chart: DepthChart | None
     inputs: Mapping[str, PictureView]
     """The pictures of what the models saw, by image; both models saw the same."""
@@ -150,7 +150,11 @@ def comparison_page(
         tensors=views,
         settings=_changed_settings(base, new),
         # changed ones first, since readers look for these
-        predictions=sorted(result.predictions, key=lambda change: not change.changed),
+        predictions=sorted(
+            result.predictions,
+            key=lambda change: (change.changed, change.shift),
+            reverse=True,
+        ),
         chart=depth_chart(result.layers),
         inputs=inputs,
         grids=grids,

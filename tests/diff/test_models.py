@@ -211,8 +211,8 @@ def prediction_rows(html: str) -> list[list[str]]:
 def test_the_page_has_the_predictions_of_the_manifests(
     featviz: CLI, photos: Path
 ) -> None:
-    """Class and probability of each image before and after, changed ones first; a layer
-    of single numbers has a table of them."""
+    """Class and probability of each image before and after, changed ones first, then those
+    that moved most; a layer of single numbers has a table of them."""
     models = [classifier(Path(f"{seed}.pth"), seed) for seed in (0, 1)]
     page = Path("d.html")
     out = Path("out")
@@ -228,7 +228,8 @@ def test_the_page_has_the_predictions_of_the_manifests(
         mark = " changed" if before[0] != after[0] else ""
         after[0] += mark
         expected.append([image, *before, *after])
-    expected.sort(key=lambda row: "changed" in row[3], reverse=True)
+    moved = {row[0]: abs(float(row[2][:-1]) - float(row[4][:-1])) for row in expected}
+    expected.sort(key=lambda row: ("changed" in row[3], moved[row[0]]), reverse=True)
     assert [row[1:] for row in rows] == expected
     document = json.loads((out / "diff-maps/diff.json").read_text("utf-8"))
     assert len(document["predictions"]) == 2
