@@ -19,8 +19,8 @@ from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
     "nodes": 298004,
-    "nodes a code line": 8.7,
-    "functions over 300 nodes": 66,
+    "nodes a code line": 8.65,
+    "functions over 300 nodes": 46,
     "functions of complexity over 15": 0,
     "complexity, 90th percentile": 8,
     "functions nested over 3 deep": 9,
@@ -34,14 +34,14 @@ PACKAGE_AT_MOST: dict[str, float] = {
 }
 PACKAGE_AT_LEAST: dict[str, float] = {
     "comment lines in 1,000 lines": 60,
-    "docstring lines a code line": 0.35,
+    "docstring lines a code line": 0.45,
 }
 PAGE_LINES = 3473
 """Lines of the templates, scripts and styles of the report."""
 WAY_AT_MOST: dict[str, float] = {
-    "functions that an image passes": 133,
+    "functions that an image passes": 137,
     "files that an image passes": 27,
-    "functions that a command passes": 754,
+    "functions that a command passes": 759,
     "files that a command passes": 81,
 }
 
