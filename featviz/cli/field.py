@@ -27,8 +27,8 @@ def field(values: Values) -> int:
     The receptive field of a unit is the part of the image that changes its value. It is
     measured as the size of the gradient of a layer's middle unit at each pixel, as
     the mean over images. The picture shows it on a logarithmic scale, with the
-    theoretical receptive field as a frame, and the squares that hold 20, 30, 50 and
-    99 % of it.
+    theoretical receptive field as a frame. Bars below show how wide the squares are
+    that hold 20, 30, 50 and 99 % of what was measured.
 
     {MODEL}
 

@@ -263,7 +263,7 @@ class Canvas:
         return self._measured(text, letters).width / self.dpi
 
     def _measured(self, text: str, letters: Letters) -> _TextSize:
-        """The size of a line of text. A `$` in it is a letter, not mathematics."""
+        """The size of a line of text in pixels. A `$` is a letter, not mathematics."""
         font = _font(letters)
         with matplotlib_lock:
             size = self._renderer.get_text_width_height_descent(text, font, False)

@@ -264,7 +264,9 @@ def _check_page(page: Any) -> None:
 
 def reason(error: Exception) -> str:
     """The reason why a file could not be decoded: the first line of the error's message.
-    `it is damaged` if that line is only a number, or speaks of the decoder's own code."""
+    It is `it is damaged` if that line says nothing of the file: if it is only a number,
+    such as `decoder error -2`, or if the decoder stumbled over a broken value."""
+    # such an error names a variable of the decoder's program
     if isinstance(error, (IndexError, KeyError, TypeError, struct.error)):
         return "it is damaged"
     line = str(error).partition("\n")[0]

@@ -355,8 +355,9 @@ def _adding_hook(
 
     Args:
         module: The module whose forward takes them.
-        forward_args: The user's arguments. If the value of any is IMAGE, it becomes the
-            first positional argument of the call, and no positional argument is passed on.
+        forward_args: The user's arguments. IMAGE as a value stands for the image, which is
+            the first positional argument of the call. Then the image is passed under the
+            user's name for it, and no positional argument is passed on.
         device: The device for tensors among the values.
 
     Raises:

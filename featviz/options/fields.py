@@ -102,7 +102,8 @@ class Option(FieldNotes):
     repeatable: bool
     """Whether the value is a list, and the option may be given once for each item."""
     is_flag: bool
-    """Whether the value is true or false, and the command line has a `--no-` form, too."""
+    """Whether the value is true or false. One that is true by default has a `--no-` form
+    on the command line, too."""
 
     def value(self, value: Any) -> Any:
         """Read the value of the field.

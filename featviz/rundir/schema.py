@@ -429,7 +429,8 @@ def _misfits_of_channels(row: Capture) -> Iterator[tuple[str, str]]:
 
 def _misfits_of_slices(row: Capture) -> Iterator[tuple[str, str]]:
     """Find misfits, as `_misfits` does, in the fields on slices: more slices are drawn than
-    there are; or `steps` has another count, or is not in rising order."""
+    there are; `steps` has another count, or is not in rising order; or a step is none of
+    the slices."""
     drawn, total = row.slices or (1, 1)
     if drawn > total:
         yield "slices", "no more drawn than there are"
