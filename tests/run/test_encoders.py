@@ -236,15 +236,18 @@ def test_what_could_not_be_read_says_so() -> None:
 def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) -> None:
     """Leaving waits for what is being read, and no thread stays."""
     read: list[str] = []
+    begun = threading.Event()
 
     def wait(sample: Sample) -> None:
         if sample.name != "0":
+            begun.set()
             gate.wait(LONG)
         read.append(sample.name)
 
     with closing(read_jobs(samples_of(*range(5)), wait, None, 4)) as jobs:
         next(jobs)
-        threading.Timer(1, gate.set).start()
+        assert begun.wait(LONG)
+        threading.Timer(SOON, gate.set).start()
     assert read == ["0", "1"]
     names = [thread.name for thread in threading.enumerate()]
     assert not any(name.startswith("featviz-reader") for name in names)
