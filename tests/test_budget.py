@@ -18,7 +18,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 from syntax_figures import measure, within
 
 PACKAGE_AT_MOST: dict[str, float] = {
-    "nodes": 298004,
+    "nodes": 298005,
     "nodes a code line": 8.65,
     "functions over 300 nodes": 46,
     "functions of complexity over 15": 0,

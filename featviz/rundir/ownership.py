@@ -292,7 +292,8 @@ def picture_of(command: str) -> FileKind:
         command: the name of the command, such as `look`.
     """
     return FileKind(
-        f"picture of featviz {command}", b"Software\0featviz " + command.encode()
+        f"picture that says featviz {command} drew it",
+        b"Software\0featviz " + command.encode(),
     )
 
 

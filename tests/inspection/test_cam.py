@@ -347,7 +347,7 @@ BAD = [
     (
         ("--out", "foreign.png"),
         1,
-        "foreign.png is there and is no picture of featviz cam",
+        "foreign.png is there and is no picture that says featviz cam drew it",
     ),
     ((SEVEN, "--out", "one.png"), 2, "would hold several images in one picture"),
 ]
